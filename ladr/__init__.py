@@ -1,0 +1,1 @@
+"""LADR: latency-aware dynamic routing for language models."""

@@ -1,0 +1,1 @@
+"""The servers of LADR; each runs as `python -m services.NAME`."""

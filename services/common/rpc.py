@@ -1,0 +1,125 @@
+"""Every call into a LADR server passes here: its span, its count, and its errors on the wire.
+
+Servicers raise `LadrError`s and know nothing of gRPC status; their streams are async generators, closed here in every ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import structlog
+from grpc_status import rpc_status
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from ladr.errors import Internal, LadrError
+from ladr.status import to_status
+from services.common.telemetry import context_of, tracer
+
+log = structlog.get_logger()
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Wraps the methods of `ladr.v1`; others (health, reflection, channelz) pass as they are."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._calls = Counter(
+            "ladr_rpc_calls", "Calls that ended, by method and gRPC code", ["method", "code"], registry=registry
+        )
+        self._seconds = Histogram(
+            "ladr_rpc_seconds", "How long calls took", ["method"], buckets=_SECONDS, registry=registry
+        )
+        self._active = Gauge("ladr_rpc_active", "Calls that are open", ["method"], registry=registry)
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no wrapped call is open (grpc's own stop may return before the handlers have cleaned up)."""
+        await self._idle.wait()
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None or not details.method.startswith("/ladr.v1."):
+            return handler
+        codecs = (handler.request_deserializer, handler.response_serializer)
+        if handler.unary_unary:
+            inner = handler.unary_unary
+
+            async def unary(request: Any, context: Any) -> Any:
+                async with self._call(details.method, context):
+                    return await inner(request, context)
+
+            return grpc.unary_unary_rpc_method_handler(unary, *codecs)
+
+        inner = handler.unary_stream or handler.stream_stream
+
+        async def stream(request: Any, context: Any) -> None:
+            # A coroutine that writes, not a generator: a cancellation then always unwinds through this frame.
+            async with self._call(details.method, context), aclosing(inner(request, context)) as messages:
+                async for message in messages:
+                    await context.write(message)
+
+        make = grpc.unary_stream_rpc_method_handler if handler.unary_stream else grpc.stream_stream_rpc_method_handler
+        return make(stream, *codecs)
+
+    @asynccontextmanager
+    async def _call(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+        service, name = method.lstrip("/").split("/")
+        parent = context_of(context.invocation_metadata())
+        span = tracer.start_span(
+            f"{service}/{name}",
+            context=parent,
+            kind=trace.SpanKind.SERVER,
+            attributes={"rpc.system": "grpc", "rpc.service": service, "rpc.method": name},
+        )
+        # Never detached: the context belongs to the task that grpc made for this call.
+        otel_context.attach(trace.set_span_in_context(span, parent))
+        began_s = time.monotonic()
+        self._open += 1
+        self._idle.clear()
+        self._active.labels(method).inc()
+        code = grpc.StatusCode.OK
+        try:
+            yield
+        except LadrError as error:
+            code = error.code
+            span.set_attribute("error.type", error.reason)
+            await context.abort_with_status(rpc_status.to_status(to_status(error)))
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            code = grpc.StatusCode.INTERNAL
+            log.exception("call_broke", method=method)
+            error = Internal("the server failed on this call; its log has the reason under the trace id")
+            await context.abort_with_status(rpc_status.to_status(to_status(error)))
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+            self._active.labels(method).dec()
+            self._calls.labels(method, code.name).inc()
+            self._seconds.labels(method).observe(time.monotonic() - began_s)
+            span.set_attribute("rpc.grpc.status_code", code.value[0])
+            if code not in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
+                span.set_status(trace.StatusCode.ERROR, code.name)
+            span.end()
+
+
+def time_left(context: grpc.aio.ServicerContext) -> float | None:
+    """Seconds until the call's deadline, or None without one. grpc says "a century" for none."""
+    left: float | None = context.time_remaining()
+    return None if left is None or left > 1e8 else left

@@ -1,0 +1,112 @@
+"""What the worker asks of an engine. An engine turns one request into pieces of text; it knows nothing of gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ladr.config import ModelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat; `role` is system, user, assistant or tool."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample, with every default filled in. `top_k` 0 is off; `logprobs` None gives none, n the n best as well."""
+
+    temperature: float = 0.7
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request for a model that the engine has loaded. Without messages, `prompt` is taken raw (no chat template)."""
+
+    id: str
+    model: str
+    sampling: Sampling
+    messages: tuple[Message, ...] = ()
+    prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with the natural logarithm of its probability, and its rivals (whose own `top` is empty)."""
+
+    token_id: int
+    token: str
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One or more tokens. `text` never splits a character; it is empty while one is still in parts.
+
+    `token_ids` is empty where the engine does not tell them; `count` (≥ 1) is right all the same.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    count: int = 1
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the answer ended; always the last event. The end-of-turn token is not in `completion_tokens`."""
+
+    reason: Literal["stop", "length", "stop_sequence"]
+    prompt_tokens: int
+    completion_tokens: int
+    stop_sequence: str = ""
+    cached_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What an engine tells of itself at any moment; None where it does not know."""
+
+    kv_used_ratio: float | None = None
+    draft_acceptance: float | None = None
+
+
+class Engine(Protocol):
+    """Runs models.
+
+    The worker calls everything but `gauges` on its event loop, and never has more than `slots` of `generate` open at once.
+    An engine may not block that loop for longer than a few milliseconds: it works in threads of its own.
+    """
+
+    async def load(self, model: ModelSettings, progress: Callable[[float], None]) -> int:
+        """Load a model under `model.name` and return its context in tokens; `progress` takes 0 to 1 from any thread.
+
+        Raises: InvalidRequest, NotFound: the source is of the wrong kind, outside the model root, or not there.
+        """
+
+    async def unload(self, name: str) -> None:
+        """Free a model. The worker has seen to it that no request uses it."""
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[Piece | End]:
+        """Answer: pieces, then one `End`. An async generator: closing it stops the work within 250 ms.
+
+        Raises: PromptTooLong, InvalidRequest: the request is at fault. EngineFailed: the engine is.
+        """
+
+    def gauges(self) -> Gauges:
+        """Called from the reporter's thread; quick, and without waiting on the engine."""
+
+    async def close(self) -> None:
+        """Free everything. No request is open."""
