@@ -68,9 +68,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.rpc = RpcInterceptor(self.registry)
-        self.grpc = grpc.aio.server(
-            interceptors=[self.rpc], options=server_options(self.settings.max_message_bytes)
-        )
+        self.grpc = grpc.aio.server(interceptors=[self.rpc], options=server_options(self.settings.max_message_bytes))
         self.health = health.aio.HealthServicer()
         self._names: list[str] = []
         self.port = 0
@@ -137,24 +135,32 @@ class Server:
 async def serve(
     server: Server,
     stop: asyncio.Event,
+    *,
+    started: Callable[[], Awaitable[None]],
     background: Sequence[Callable[[], Awaitable[None]]] = (),
     before_stop: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serve until `stop`; a background task that crashes ends everything.
 
-    `before_stop` runs after the stop was asked for and before calls are refused (a worker says DRAINING there).
+    `started` runs once the ports are bound (it says when requests are welcome); `before_stop` after the stop was asked for
+    and before calls are refused.
+
+    Raises: CannotStart: a port is in use, or `started` says so.
     """
     await server.start()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_forever(task)) for task in background]
-        try:
-            await stop.wait()
-            if before_stop:
-                await before_stop()
-        finally:
-            await server.stop()
-            for task in tasks:
-                task.cancel()
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(started()), *(group.create_task(_forever(task)) for task in background)]
+            try:
+                await stop.wait()
+                if before_stop:
+                    await before_stop()
+            finally:
+                await server.stop()
+                for task in tasks:
+                    task.cancel()
+    except BaseExceptionGroup as crashed:
+        raise crashed.exceptions[0] from crashed
 
 
 async def _forever(task: Callable[[], Awaitable[None]]) -> None:

@@ -1,0 +1,1 @@
+"""The Worker: one engine with its models, in front of it a bounded queue, beside it a reporter."""

@@ -1,0 +1,72 @@
+"""From a GenerateRequest to what the engine is asked: every field checked, every default filled in."""
+
+from __future__ import annotations
+
+from ladr.errors import InvalidRequest
+from ladr.v1 import generation_pb2
+from services.worker.engine import EngineRequest, Message, Sampling
+
+ROLES = ("system", "user", "assistant", "tool")
+MAX_ID_BYTES = 128
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+MAX_LOGPROBS = 20
+MAX_TOP_K = 1000
+
+
+def engine_request(request: generation_pb2.GenerateRequest, model: str) -> EngineRequest:
+    """Translate a request for `model` (a name that the worker serves).
+
+    Raises: InvalidRequest: `field` names what is wrong.
+    """
+    for name in ("session_id", "request_id"):
+        if len(getattr(request, name).encode()) > MAX_ID_BYTES:
+            raise InvalidRequest(f"{name} may have {MAX_ID_BYTES} bytes at most", field=name)
+    messages = tuple(Message(_role(m.role, i), m.content) for i, m in enumerate(request.messages))
+    if messages and request.prompt:
+        raise InvalidRequest("give either prompt or messages, not both", field="prompt")
+    if not messages and not request.prompt:
+        raise InvalidRequest("give a prompt or messages", field="prompt")
+    if messages and request.raw:
+        raise InvalidRequest("raw takes a prompt, not messages", field="raw")
+    sampling = _sampling(request.sampling)
+    if request.raw:
+        return EngineRequest(id=request.request_id, model=model, sampling=sampling, prompt=request.prompt)
+    turns = messages or (Message("user", request.prompt),)
+    return EngineRequest(id=request.request_id, model=model, sampling=sampling, messages=turns)
+
+
+def _role(role: str, index: int) -> str:
+    if role not in ROLES:
+        raise InvalidRequest(f"role must be one of {', '.join(ROLES)}", field=f"messages[{index}].role")
+    return role
+
+
+def _sampling(given: generation_pb2.Sampling) -> Sampling:
+    defaults = Sampling()
+    temperature = given.temperature if given.HasField("temperature") else defaults.temperature
+    if not 0 <= temperature <= 2:  # also refuses NaN
+        raise InvalidRequest("temperature must be 0 to 2", field="sampling.temperature")
+    top_p = given.top_p if given.HasField("top_p") else defaults.top_p
+    if not 0 < top_p <= 1:
+        raise InvalidRequest("top_p must be over 0 and at most 1", field="sampling.top_p")
+    if given.HasField("top_k") and not 1 <= given.top_k <= MAX_TOP_K:
+        raise InvalidRequest(f"top_k must be 1 to {MAX_TOP_K}; leave it out for none", field="sampling.top_k")
+    if given.HasField("max_tokens") and given.max_tokens < 1:
+        raise InvalidRequest("max_tokens must be at least 1", field="sampling.max_tokens")
+    if given.HasField("logprobs") and given.logprobs > MAX_LOGPROBS:
+        raise InvalidRequest(f"logprobs must be 0 to {MAX_LOGPROBS}", field="sampling.logprobs")
+    if len(given.stop) > MAX_STOPS:
+        raise InvalidRequest(f"give at most {MAX_STOPS} stop strings", field="sampling.stop")
+    for index, stop in enumerate(given.stop):
+        if not 1 <= len(stop.encode()) <= MAX_STOP_BYTES:
+            raise InvalidRequest(f"a stop string has 1 to {MAX_STOP_BYTES} bytes", field=f"sampling.stop[{index}]")
+    return Sampling(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=given.top_k,
+        max_tokens=given.max_tokens if given.HasField("max_tokens") else defaults.max_tokens,
+        stop=tuple(given.stop),
+        seed=given.seed if given.HasField("seed") else None,
+        logprobs=given.logprobs if given.HasField("logprobs") else None,
+    )

@@ -1,0 +1,75 @@
+"""ladr.v1.Worker on the wire: translates, decides nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from ladr.config import ModelSettings
+from ladr.errors import InvalidRequest
+from ladr.v1 import fleet_pb2, generation_pb2, worker_pb2
+from services.worker.worker import Worker
+
+NAME = "ladr.v1.Worker"
+
+
+class WorkerServicer:
+    """The methods of ladr.v1.Worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        def unary(method: Any, request: Any) -> grpc.RpcMethodHandler:
+            return grpc.unary_unary_rpc_method_handler(method, request.FromString, _serialize)
+
+        def stream(method: Any, request: Any) -> grpc.RpcMethodHandler:
+            return grpc.unary_stream_rpc_method_handler(method, request.FromString, _serialize)
+
+        return {
+            "Generate": stream(self.generate, generation_pb2.GenerateRequest),
+            "GetStatus": unary(self.get_status, worker_pb2.GetStatusRequest),
+            "LoadModel": stream(self.load_model, worker_pb2.LoadModelRequest),
+            "UnloadModel": unary(self.unload_model, worker_pb2.UnloadModelRequest),
+            "Drain": unary(self.drain, worker_pb2.DrainRequest),
+        }
+
+    def generate(
+        self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        return self._worker.generate(request)
+
+    async def get_status(
+        self, request: worker_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> fleet_pb2.WorkerReport:
+        return self._worker.report(0)
+
+    def load_model(
+        self, request: worker_pb2.LoadModelRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[fleet_pb2.ModelStatus]:
+        if not 1 <= len(request.name.encode()) <= 128:
+            raise InvalidRequest("a model's name has 1 to 128 bytes", field="name")
+        if request.context_tokens > math.ceil(1e9):
+            raise InvalidRequest("context_tokens is over 1e9", field="context_tokens")
+        return self._worker.models.load(
+            ModelSettings(name=request.name, source=request.source, context_tokens=request.context_tokens)
+        )
+
+    async def unload_model(
+        self, request: worker_pb2.UnloadModelRequest, context: grpc.aio.ServicerContext
+    ) -> fleet_pb2.ModelStatus:
+        return await self._worker.models.unload(request.name)
+
+    async def drain(
+        self, request: worker_pb2.DrainRequest, context: grpc.aio.ServicerContext
+    ) -> fleet_pb2.WorkerReport:
+        self._worker.drain(undo=request.undo)
+        return self._worker.report(0)
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data

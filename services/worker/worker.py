@@ -1,0 +1,299 @@
+"""The worker itself: takes a request through queue, engine and out again, and knows what to report."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import timedelta
+
+import structlog
+import uuid_utils
+from opentelemetry import trace
+
+from ladr.config import WorkerSettings
+from ladr.errors import Draining, EngineFailed, LadrError
+from ladr.v1 import fleet_pb2, generation_pb2
+from services.common.telemetry import tracer
+from services.worker.engine import End, Engine, EngineRequest, Piece
+from services.worker.gpus import Gpus
+from services.worker.models import Models
+from services.worker.requests import engine_request
+from services.worker.slots import Slots, Ticket
+from services.worker.stats import Stats, Totals
+
+log = structlog.get_logger()
+
+BEAT_S = 0.05
+Inbox = deque[Piece | End | LadrError]
+_REASONS = {
+    "stop": generation_pb2.FINISH_REASON_STOP,
+    "length": generation_pb2.FINISH_REASON_LENGTH,
+    "stop_sequence": generation_pb2.FINISH_REASON_STOP_SEQUENCE,
+}
+# Lower goes first.
+_PRIORITY = {
+    generation_pb2.PRIORITY_HIGH: 0,
+    generation_pb2.PRIORITY_UNSPECIFIED: 1,
+    generation_pb2.PRIORITY_NORMAL: 1,
+    generation_pb2.PRIORITY_BATCH: 2,
+}
+
+
+@dataclass
+class _Times:
+    """When what happened to a request: monotonic seconds, 0 while it has not."""
+
+    arrived_s: float
+    slot_s: float = 0.0
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+
+class Worker:
+    """One engine, its models and its queue. Lives on one event loop; `report` may be called from any thread."""
+
+    def __init__(
+        self, settings: WorkerSettings, worker_id: str, engine: Engine, gpus: Gpus, changed: Callable[[], None]
+    ) -> None:
+        self.settings = settings
+        self.id = worker_id
+        self.incarnation = str(uuid_utils.uuid7())
+        self.address = ""  # known once the port is bound
+        self.stats = Stats()
+        self.slots = Slots(settings.slots, settings.queue_limit)
+        self.models = Models(engine, settings.max_models, changed)
+        self._engine = engine
+        self._gpus = gpus
+        self._changed = changed
+        self._draining = False
+        self._stopped = False
+        self._beat_s = time.monotonic()
+
+    async def beat(self) -> None:
+        """Run for ever; how late it is tells how far the loop is behind."""
+        while True:
+            self._beat_s = time.monotonic()
+            await asyncio.sleep(BEAT_S)
+
+    def drain(self, undo: bool = False) -> None:
+        """Take nothing new, or take again."""
+        self._draining = not undo
+        self._changed()
+        log.info("drain", undo=undo)
+
+    def stopped(self) -> None:
+        """The next report is the last."""
+        self._stopped = True
+        self._changed()
+
+    @property
+    def state(self) -> fleet_pb2.WorkerState:
+        if self._stopped:
+            return fleet_pb2.WORKER_STATE_STOPPED
+        if self._draining:
+            return fleet_pb2.WORKER_STATE_DRAINING
+        if self.models.any_ready or not self.models.loading:
+            return fleet_pb2.WORKER_STATE_READY
+        return fleet_pb2.WORKER_STATE_STARTING
+
+    async def generate(self, request: generation_pb2.GenerateRequest) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        """Answer a request: `started`, deltas, one `finished`. Closing the stream stops the engine.
+
+        Raises: InvalidRequest, NotFound, Overloaded, Draining, EngineFailed.
+        """
+        times = _Times(time.monotonic())
+        if self._draining or self._stopped:
+            raise Draining("this worker is draining; ask another")
+        with self.models.use(request.model) as model:
+            wanted = engine_request(request, model)
+            ticket = self.slots.enter(_PRIORITY.get(request.priority, 1), self._wait_hint())
+            inbox: Inbox = deque()  # bounded by the answer's max_tokens
+            news = asyncio.Event()
+            pump = asyncio.create_task(self._pump(wanted, ticket, times, inbox, news))
+            try:
+                yield generation_pb2.GenerateResponse(
+                    started=generation_pb2.Started(
+                        worker_id=self.id,
+                        incarnation=self.incarnation,
+                        model=model,
+                        attempt=max(request.attempt, 1),
+                        request_id=request.request_id,
+                    )
+                )
+                async for message in _messages(inbox, news, times):
+                    yield message
+            finally:
+                pump.cancel()
+                await asyncio.gather(pump, return_exceptions=True)
+                ticket.leave()
+                _trace(times, model)
+
+    async def _pump(
+        self, request: EngineRequest, ticket: Ticket, times: _Times, inbox: Inbox, news: asyncio.Event
+    ) -> None:
+        """Take events from the engine as they come, whatever the client's pace; holds the slot just as long."""
+        try:
+            await ticket.turn()
+            times.slot_s = time.monotonic()
+            async with aclosing(self._engine.generate(request)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    self._count(event, times)
+                    inbox.append(event)
+                    news.set()
+        except asyncio.CancelledError:
+            self.stats.cancelled()
+            raise
+        except LadrError as error:
+            if isinstance(error, EngineFailed):
+                self.stats.failed()
+            inbox.append(error)
+        except Exception:
+            log.exception("engine_broke", request_id=request.id)
+            self.stats.failed()
+            inbox.append(EngineFailed("the engine failed on this request"))
+        finally:
+            ticket.leave()
+            news.set()
+
+    def _count(self, event: Piece | End, times: _Times) -> None:
+        now_s = time.monotonic()
+        if isinstance(event, End):
+            self.stats.finished(now_s - times.arrived_s)
+            times.last_s = now_s
+            return
+        self.stats.generated(event.count, now_s)
+        if times.first_s:
+            self.stats.paced(event.count, now_s - times.last_s)
+        else:
+            times.first_s = now_s
+            self.stats.first_token(now_s - times.arrived_s)
+        times.last_s = now_s
+
+    def _wait_hint(self) -> timedelta:
+        """About when a place in the queue will be free: one answer's mean time, shared by the slots; 1 s before the first."""
+        e2e = self.stats.counts().end_to_end
+        mean_s = e2e.sum_s / e2e.count if e2e.count else 1.0
+        return timedelta(seconds=min(max(mean_s / self.slots.slots, 0.05), 10.0))
+
+    def report(self, sequence: int) -> fleet_pb2.WorkerReport:
+        """What the worker says of itself now. Callable from any thread, whatever the event loop does."""
+        now_s = time.monotonic()
+        counts = self.stats.counts()
+        gauges = self._engine.gauges()
+        report = fleet_pb2.WorkerReport(
+            worker_id=self.id,
+            incarnation=self.incarnation,
+            sequence=sequence,
+            address=self.address,
+            state=self.state,
+            models=self.models.statuses(),
+            engine=self.settings.engine,
+            slots=self.slots.slots,
+            running=self.slots.running,
+            queued=self.slots.queued,
+            queue_limit=self.slots.queue_limit,
+            time_to_first_token=_totals(counts.time_to_first_token),
+            time_per_output_token=_totals(counts.time_per_output_token),
+            end_to_end=_totals(counts.end_to_end),
+            tokens_per_second=self.stats.tokens_per_second(now_s),
+            kv_used_ratio=gauges.kv_used_ratio,
+            gpus=[
+                fleet_pb2.GpuMemory(index=g.index, used_bytes=g.used_bytes, total_bytes=g.total_bytes)
+                for g in self._gpus.memory()
+            ],
+            draft_acceptance=gauges.draft_acceptance,
+            finished_total=counts.finished,
+            failed_total=counts.failed,
+            cancelled_total=counts.cancelled,
+        )
+        report.loop_lag.FromTimedelta(timedelta(seconds=max(0.0, now_s - self._beat_s - BEAT_S)))
+        report.reported_at.GetCurrentTime()
+        return report
+
+
+async def _messages(inbox: Inbox, news: asyncio.Event, times: _Times) -> AsyncIterator[generation_pb2.GenerateResponse]:
+    """Messages for the events in `inbox`, until the end; tokens that wait together go out as one delta."""
+    offset = 0
+    while True:
+        await news.wait()
+        news.clear()
+        pieces: list[Piece] = []
+        while inbox and isinstance(inbox[0], Piece):
+            pieces.append(inbox.popleft())  # type: ignore[arg-type]  # seen to be a Piece
+        if pieces:
+            delta = _delta(pieces, offset)
+            offset += delta.token_count
+            yield generation_pb2.GenerateResponse(delta=delta)
+        if not inbox:
+            continue
+        last = inbox.popleft()
+        if isinstance(last, End):
+            yield generation_pb2.GenerateResponse(finished=_finished(last, times))
+            return
+        if isinstance(last, LadrError):
+            raise last
+
+
+def _delta(pieces: Sequence[Piece], offset: int) -> generation_pb2.Delta:
+    delta = generation_pb2.Delta(
+        text="".join(piece.text for piece in pieces), offset=offset, token_count=sum(piece.count for piece in pieces)
+    )
+    for piece in pieces:
+        delta.token_ids.extend(piece.token_ids)
+        for one in piece.logprobs:
+            delta.logprobs.add(
+                token_id=one.token_id,
+                token=one.token,
+                logprob=one.logprob,
+                top=[
+                    generation_pb2.TokenLogprob(token_id=t.token_id, token=t.token, logprob=t.logprob) for t in one.top
+                ],
+            )
+    return delta
+
+
+def _finished(end: End, times: _Times) -> generation_pb2.Finished:
+    finished = generation_pb2.Finished(
+        reason=_REASONS[end.reason],
+        stop_sequence=end.stop_sequence,
+        usage=generation_pb2.Usage(
+            prompt_tokens=end.prompt_tokens,
+            completion_tokens=end.completion_tokens,
+            cached_prompt_tokens=end.cached_prompt_tokens,
+        ),
+    )
+    first_s = times.first_s or times.last_s  # an answer without a token
+    finished.timings.queue.FromTimedelta(timedelta(seconds=times.slot_s - times.arrived_s))
+    finished.timings.time_to_first_token.FromTimedelta(timedelta(seconds=first_s - times.arrived_s))
+    finished.timings.total.FromTimedelta(timedelta(seconds=times.last_s - times.arrived_s))
+    return finished
+
+
+def _totals(totals: Totals) -> fleet_pb2.LatencyTotals:
+    message = fleet_pb2.LatencyTotals(count=totals.count)
+    message.sum.FromTimedelta(timedelta(seconds=totals.sum_s))
+    return message
+
+
+def _trace(times: _Times, model: str) -> None:
+    """Spans of the request's way through queue and engine, made once it is over."""
+    ahead_ns = time.time_ns() - time.monotonic_ns()  # from the monotonic clock to the wall clock
+
+    def span(name: str, begin_s: float, end_s: float) -> None:
+        made = tracer.start_span(
+            name, start_time=int(begin_s * 1e9) + ahead_ns, attributes={"gen_ai.request.model": model}
+        )
+        made.end(int(end_s * 1e9) + ahead_ns)
+
+    now_s = time.monotonic()
+    if not trace.get_current_span().is_recording():
+        return
+    span("queue", times.arrived_s, times.slot_s or now_s)
+    if times.slot_s:
+        span("prefill", times.slot_s, times.first_s or now_s)
+    if times.first_s:
+        span("decode", times.first_s, times.last_s or now_s)
