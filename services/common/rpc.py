@@ -104,8 +104,8 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc 
         except Exception:
             code = grpc.StatusCode.INTERNAL
             log.exception("call_broke", method=method)
-            error = Internal("the server failed on this call; its log has the reason under the trace id")
-            await context.abort_with_status(rpc_status.to_status(to_status(error)))
+            broke = Internal("the server failed on this call; its log has the reason under the trace id")
+            await context.abort_with_status(rpc_status.to_status(to_status(broke)))
         finally:
             self._open -= 1
             if not self._open:

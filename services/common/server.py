@@ -7,7 +7,7 @@ import asyncio
 import ctypes
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,31 +21,22 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServ
 from prometheus_client import CollectorRegistry
 
 from ladr import config
+from ladr.channel import channel_options as channel_options
 from services.common import telemetry
 from services.common.rpc import RpcInterceptor
 
 log = structlog.get_logger()
 
+Task = Callable[[], Coroutine[Any, Any, None]]
 SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+NOT_Task = Callable[[], Coroutine[Any, Any, None]]
+SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _NOTICE_S = 0.2  # between saying NOT_SERVING and refusing calls, so that watchers can turn away first
 _PR_SET_PDEATHSIG = 1
 
 
 class CannotStart(Exception):
     """The process cannot start; the message is one line that says what to do."""
-
-
-def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Options of every channel and server: sizes, and a keepalive that finds a frozen peer."""
-    return [
-        ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.http2.ping_timeout_ms", 5_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
 
 
 def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
@@ -136,9 +127,9 @@ async def serve(
     server: Server,
     stop: asyncio.Event,
     *,
-    started: Callable[[], Awaitable[None]],
-    background: Sequence[Callable[[], Awaitable[None]]] = (),
-    before_stop: Callable[[], Awaitable[None]] | None = None,
+    started: Task,
+    background: Sequence[Task] = (),
+    before_stop: Task | None = None,
 ) -> None:
     """Serve until `stop`; a background task that crashes ends everything.
 
@@ -163,12 +154,12 @@ async def serve(
         raise crashed.exceptions[0] from crashed
 
 
-async def _forever(task: Callable[[], Awaitable[None]]) -> None:
+async def _forever(task: Task) -> None:
     await task()
     raise RuntimeError(f"background task {task!r} ended")
 
 
-def run(service: str, main: Callable[[config.Settings, asyncio.Event], Awaitable[None]]) -> None:
+def run(service: str, main: Callable[[config.Settings, asyncio.Event], Coroutine[Any, Any, None]]) -> None:
     """The whole of a service's `__main__`: settings, logs, loop, signals, exit code (0 ended, 1 crashed, 2 misused)."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}")
     parser.add_argument("--config", help="settings file; every key is an environment variable too")
@@ -179,15 +170,20 @@ def run(service: str, main: Callable[[config.Settings, asyncio.Event], Awaitable
     try:
         settings = config.load(args.config)
         telemetry.set_up_logs(settings.telemetry, service)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_until_signal(main, settings))
+        traces = telemetry.set_up_traces(settings.telemetry, service)
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_until_signal(main, settings))
+        finally:
+            if traces:
+                traces.shutdown()
     except (CannotStart, config.ConfigError) as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201  # for the person who started it
         sys.exit(2)
 
 
 async def _until_signal(
-    main: Callable[[config.Settings, asyncio.Event], Awaitable[None]], settings: config.Settings
+    main: Callable[[config.Settings, asyncio.Event], Coroutine[Any, Any, None]], settings: config.Settings
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

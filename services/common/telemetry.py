@@ -9,6 +9,7 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 import structlog
+import uuid_utils
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -58,7 +59,7 @@ def set_up_logs(settings: TelemetrySettings, service: str) -> None:
     structlog.contextvars.bind_contextvars(service=service)
 
 
-def set_up_traces(settings: TelemetrySettings, service: str, instance: str) -> Any:
+def set_up_traces(settings: TelemetrySettings, service: str) -> Any:
     """Export spans by OTLP/gRPC if an endpoint is set; returns the provider to shut down, or None."""
     endpoint = settings.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
     if not endpoint:
@@ -70,7 +71,7 @@ def set_up_traces(settings: TelemetrySettings, service: str, instance: str) -> A
     from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
     provider = TracerProvider(
-        resource=Resource.create({"service.name": f"ladr-{service}", "service.instance.id": instance}),
+        resource=Resource.create({"service.name": f"ladr-{service}", "service.instance.id": str(uuid_utils.uuid7())}),
         sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
     )
     exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))

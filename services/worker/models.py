@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -81,7 +81,7 @@ class Models:
             if model.state != _READY and not model.users:
                 self._announce()
 
-    async def load(self, settings: ModelSettings) -> AsyncIterator[fleet_pb2.ModelStatus]:
+    async def load(self, settings: ModelSettings) -> AsyncGenerator[fleet_pb2.ModelStatus]:
         """Load a model, telling each step; the load goes on if the caller does not stay.
 
         Raises: AlreadyExists, Overloaded, and what the engine raises.

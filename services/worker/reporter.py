@@ -72,7 +72,7 @@ class Reporter:
                 self._publish(bus)
             except grpc.RpcError as error:
                 if self._connected:
-                    log.warning("bus_lost", bus=bus, code=error.code().name)  # type: ignore[attr-defined]
+                    log.warning("bus_lost", bus=bus, code=error.code().name)
                 self._connected = False
                 self._closing.wait(_RETRY_S)
 

@@ -56,13 +56,11 @@ class _Times:
 class Worker:
     """One engine, its models and its queue. Lives on one event loop; `report` may be called from any thread."""
 
-    def __init__(
-        self, settings: WorkerSettings, worker_id: str, engine: Engine, gpus: Gpus, changed: Callable[[], None]
-    ) -> None:
+    def __init__(self, settings: WorkerSettings, engine: Engine, gpus: Gpus, changed: Callable[[], None]) -> None:
         self.settings = settings
-        self.id = worker_id
+        self.id = settings.id  # both known for certain once the port is bound
         self.incarnation = str(uuid_utils.uuid7())
-        self.address = ""  # known once the port is bound
+        self.address = ""
         self.stats = Stats()
         self.slots = Slots(settings.slots, settings.queue_limit)
         self.models = Models(engine, settings.max_models, changed)

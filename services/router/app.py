@@ -1,0 +1,80 @@
+"""One Router server, put together from its settings."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from random import Random, SystemRandom
+
+import structlog
+
+from ladr.config import RouterSettings
+from ladr.v1 import metrics_pb2
+from services.common.server import NOT_SERVING, SERVING, Server, serve
+from services.router.collector import RouterCollector
+from services.router.listener import Listener
+from services.router.router import Router
+from services.router.routes import Routes
+from services.router.servicer import NAME, RouterServicer
+from services.router.stats import RouterStats
+
+log = structlog.get_logger()
+
+STATS = f"{NAME}/stats"  # health service: NOT_SERVING while no reports come and own counts decide
+
+
+class App:
+    """A router with its server; `run` once.
+
+    Health: "" serves while the process does; "ladr.v1.Router" while a worker may get requests.
+    """
+
+    def __init__(self, settings: RouterSettings, rng: Random | None = None) -> None:
+        self._settings = settings
+        self.server = Server(settings)
+        self.router = Router(settings, RouterStats(self.server.registry), rng or SystemRandom())
+        self.routes = Routes(settings.policy, settings.alpha, settings.beta)
+        self.listener = Listener(settings.bus, settings.max_message_bytes, self._hear)
+        self.server.registry.register(RouterCollector(self.router, self.routes))
+        self.server.add(NAME, RouterServicer(self.router, self.routes).handlers())
+        self.serving = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop`; open answers are finished within the grace.
+
+        Raises: CannotStart: a port is in use.
+        """
+        background = [self.listener.run, self._tick_for_ever]
+        try:
+            await serve(self.server, stop, started=self._started, background=background, before_stop=self._drain)
+        finally:
+            await self.router.channels.close()
+
+    async def _started(self) -> None:
+        await self.server.health.set("", SERVING)
+        log.info("serving", port=self.server.port, http_port=self.server.http_port, policy=self._settings.policy)
+        self.serving.set()
+
+    async def _drain(self) -> None:
+        self.routes.close()
+
+    def _hear(self, update: metrics_pb2.FleetUpdate) -> None:
+        self.router.board.hear(update, time.monotonic())
+        self.router.changed()
+
+    async def _tick_for_ever(self) -> None:
+        told: tuple[bool, bool] | None = None
+        while True:
+            now_s = time.monotonic()
+            forgotten = list(self.router.board.sweep(now_s))
+            self.routes.tick(self.router.board, now_s)
+            if forgotten:
+                await self.router.channels.keep({row.report.address for row in self.router.board.rows()})
+            table = self.routes.table
+            state = (any(route.weight for route in table.routes), not table.degraded)
+            if state != told:
+                told = state
+                for name, well in zip((NAME, STATS), state, strict=True):
+                    await self.server.health.set(name, SERVING if well else NOT_SERVING)
+                log.info("fleet", routable=state[0], hears_reports=state[1], workers=len(table.routes))
+            await asyncio.sleep(self._settings.tick.total_seconds())

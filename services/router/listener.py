@@ -1,0 +1,72 @@
+"""Hears the fleet from a MetricsBus; goes on to the next one when it falls silent."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+
+import grpc
+import structlog
+
+from ladr.channel import client_options
+from ladr.v1 import metrics_pb2, metrics_pb2_grpc
+
+log = structlog.get_logger()
+
+_PATIENCE_S = 1.0  # a bus says something every 200 ms
+_RETRY_S = 0.1
+
+
+class Listener:
+    """Calls `hear` with each update until it is cancelled."""
+
+    def __init__(
+        self, buses: Sequence[str], max_message_bytes: int, hear: Callable[[metrics_pb2.FleetUpdate], None]
+    ) -> None:
+        options = client_options(max_message_bytes)
+        self._channels = {bus: grpc.aio.insecure_channel(bus, options=options) for bus in buses}
+        self._hear = hear
+        self._heard_s = 0.0
+        self._connected = False
+
+    async def run(self) -> None:
+        """Listen for ever."""
+        try:
+            for bus in itertools.cycle(self._channels):
+                try:
+                    await self._listen(bus)
+                except grpc.aio.AioRpcError as error:
+                    if self._connected:
+                        log.warning("bus_lost", bus=bus, code=error.code().name)
+                    self._connected = False
+                await asyncio.sleep(_RETRY_S)
+        finally:
+            for channel in self._channels.values():
+                await channel.close()
+
+    async def _listen(self, bus: str) -> None:
+        call = metrics_pb2_grpc.MetricsBusStub(self._channels[bus]).Subscribe(metrics_pb2.SubscribeRequest())
+        self._heard_s = time.monotonic()
+        watchdog = asyncio.create_task(self._watch(call))
+        try:
+            async for update in call:
+                self._heard_s = time.monotonic()
+                if not self._connected:
+                    self._connected = True
+                    log.info("bus_found", bus=bus)
+                self._hear(update)
+        except asyncio.CancelledError:
+            if not watchdog.done():  # cancelled from outside, not by the watchdog
+                raise
+            log.warning("bus_silent", bus=bus)
+            self._connected = False
+        finally:
+            watchdog.cancel()
+            call.cancel()
+
+    async def _watch(self, call: grpc.aio.Call) -> None:
+        while (left_s := self._heard_s + _PATIENCE_S - time.monotonic()) > 0:
+            await asyncio.sleep(left_s)
+        call.cancel()

@@ -1,0 +1,22 @@
+"""ladr-weighted: a weighted draw by S = α / L̂ + β / (1 + Q̂)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from services.router.policies import C
+from services.router.score import relative_latencies, score
+
+
+class LadrWeighted:
+    """Draws a worker with probability proportional to its score; L̂ counts as a multiple of the fastest."""
+
+    def __init__(self, alpha: float, beta: float) -> None:
+        self._alpha = alpha
+        self._beta = beta
+
+    def pick(self, candidates: Sequence[C], rng: Random) -> C:
+        relative = relative_latencies([c.latency_s for c in candidates])
+        scores = [score(r, c.queue, self._alpha, self._beta) for r, c in zip(relative, candidates, strict=True)]
+        return rng.choices(candidates, scores)[0]

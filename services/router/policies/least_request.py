@@ -1,0 +1,16 @@
+"""Least request: the fewest open requests of this router, by its own count alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from services.router.policies import C
+
+
+class LeastRequest:
+    """The least `in_flight`; ties are drawn. Needs no reports, so it is also what the router falls back to without any."""
+
+    def pick(self, candidates: Sequence[C], rng: Random) -> C:
+        least = min(c.in_flight for c in candidates)
+        return rng.choice([c for c in candidates if c.in_flight == least])

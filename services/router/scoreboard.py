@@ -1,0 +1,237 @@
+"""What the router knows of each worker: one row an incarnation. Pure: time comes in, decisions go out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ladr.v1 import fleet_pb2, metrics_pb2
+from services.router.ema import Ema
+
+FORGET_S = 30.0  # how long a silent worker is still listed
+_BACKOFF_S = (0.2, 5.0)  # first and longest time that an unreachable worker is left alone
+_STATES = {
+    fleet_pb2.WORKER_STATE_READY: "",
+    fleet_pb2.WORKER_STATE_STARTING: "starting",
+    fleet_pb2.WORKER_STATE_DRAINING: "draining",
+    fleet_pb2.WORKER_STATE_STOPPED: "stopped",
+}
+
+
+class Row:
+    """One incarnation of a worker. A `policies.Candidate`."""
+
+    __slots__ = (
+        "_latency",
+        "_pace",
+        "_queue",
+        "draining_after",
+        "failed_s",
+        "failures",
+        "heard_s",
+        "in_flight",
+        "leases",
+        "report",
+        "retry_s",
+        "sent",
+        "worker_id",
+    )
+
+    def __init__(self, report: fleet_pb2.WorkerReport, theta: float) -> None:
+        self.worker_id = report.worker_id
+        self.report = report
+        self.heard_s = 0.0
+        self.in_flight = 0  # open requests of this router
+        self.sent = 0  # of those, sent since the newest report
+        self.leases: set[Lease] = set()
+        self.failures = 0  # connection failures since it last served
+        self.failed_s = float("-inf")
+        self.retry_s = float("-inf")
+        self.draining_after = -1  # sequence number of the report after which it said so itself
+        self._latency = Ema(theta)
+        self._pace = Ema(theta)
+        self._queue = Ema(theta)
+
+    def hear(self, report: fleet_pb2.WorkerReport, heard_s: float) -> None:
+        """Take a newer report of this incarnation, heard at `heard_s`."""
+        old = self.report if report is not self.report else fleet_pb2.WorkerReport()
+        for ema, before, after in (
+            (self._latency, old.time_to_first_token, report.time_to_first_token),
+            (self._pace, old.time_per_output_token, report.time_per_output_token),
+        ):
+            if after.count > before.count:
+                span_s = _seconds(after) - _seconds(before)
+                ema.add(span_s / (after.count - before.count), heard_s)
+        self._queue.add(report.running + report.queued, heard_s)
+        self.report = report
+        self.heard_s = heard_s
+        self.sent = 0
+
+    @property
+    def queue(self) -> float:
+        """Smoothed requests there with those sent since the report; never under this router's own open ones."""
+        return max((self._queue.value or 0.0) + self.sent, float(self.in_flight))
+
+    @property
+    def latency_s(self) -> float | None:
+        return self._latency.value
+
+    @property
+    def pace_s(self) -> float | None:
+        return self._pace.value
+
+    @property
+    def slots(self) -> int:
+        return self.report.slots
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.worker_id, self.report.incarnation)
+
+    def models(self) -> list[str]:
+        """Served names that are ready there."""
+        return [model.name for model in self.report.models if model.state == fleet_pb2.MODEL_STATE_READY]
+
+    def serves(self, model: str) -> bool:
+        return any(m.name == model and m.state == fleet_pb2.MODEL_STATE_READY for m in self.report.models)
+
+    def unreachable(self, now_s: float) -> None:
+        """The connection to it failed: leave it alone until it is heard again, and longer each time."""
+        first_s, longest_s = _BACKOFF_S
+        self.failed_s = now_s
+        self.retry_s = now_s + min(first_s * 2**self.failures, longest_s)
+        self.failures = min(self.failures + 1, 16)
+
+    def draining(self) -> None:
+        """It refused a request because it drains; its report will say so."""
+        self.draining_after = self.report.sequence
+
+
+@dataclass(eq=False)
+class Lease:
+    """One request at one worker, released exactly once. `revoke` ends it from outside while it has no token yet."""
+
+    row: Row
+    first_token: bool = False
+    revoked: bool = False
+    cancel: Callable[[], object] = field(default=lambda: None)
+
+    def __enter__(self) -> Lease:
+        self.row.in_flight += 1
+        self.row.sent += 1
+        self.row.leases.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.row.leases.remove(self)
+        self.row.in_flight -= 1
+
+    def revoke(self) -> None:
+        """The worker is gone; the request, if it has no token yet, shall go elsewhere."""
+        if not self.first_token and not self.revoked:
+            self.revoked = True
+            self.cancel()
+
+
+class Scoreboard:
+    """All rows. `now_s` is monotonic seconds throughout.
+
+    Silence counts against a worker only while the board listens: after a time without any update from the bus (`blind`), each
+    worker has a full TTL to be heard again.
+    """
+
+    def __init__(self, theta: float, ttl_s: float) -> None:
+        self._theta = theta
+        self._ttl_s = ttl_s
+        self._rows: dict[str, Row] = {}
+        self._updated_s = float("-inf")
+        self._listening_since_s = float("inf")
+
+    def hear(self, update: metrics_pb2.FleetUpdate, now_s: float) -> None:
+        """Take an update of the bus. A worker that is not in it stands; `gone` and silence alone take one away."""
+        if self.blind(now_s):
+            self._listening_since_s = now_s
+        self._updated_s = now_s
+        for entry in update.workers:
+            self._hear(entry.report, now_s - entry.age.ToTimedelta().total_seconds())
+        for gone in update.gone:
+            row = self._rows.get(gone.worker_id)
+            if row and row.report.incarnation == gone.incarnation:
+                row.heard_s = float("-inf")
+                _revoke(row)
+
+    def _hear(self, report: fleet_pb2.WorkerReport, heard_s: float) -> None:
+        row = self._rows.get(report.worker_id)
+        if row and row.report.incarnation == report.incarnation:
+            if report.sequence > row.report.sequence:
+                row.hear(report, heard_s)
+            elif report.sequence == row.report.sequence:
+                row.heard_s = max(row.heard_s, heard_s)
+            return
+        if row and row.report.incarnation > report.incarnation:
+            return  # an older life, told late
+        if row:
+            _revoke(row)
+        row = self._rows[report.worker_id] = Row(report, self._theta)
+        row.hear(report, heard_s)
+
+    def blind(self, now_s: float) -> bool:
+        """No update for a TTL: what the board holds is old, and the router goes by its own counts."""
+        return now_s - self._updated_s > self._ttl_s
+
+    def age_s(self, row: Row, now_s: float) -> float:
+        """Seconds since the worker was heard."""
+        return now_s - row.heard_s
+
+    def ineligible(self, row: Row, now_s: float) -> str:
+        """Why a worker may get no request now; empty if it may."""
+        if row.draining_after >= row.report.sequence:
+            return "draining"
+        reason = _STATES.get(row.report.state, "starting")
+        if reason:
+            return reason
+        if row.heard_s == float("-inf"):
+            return "silent"
+        if not self.blind(now_s) and now_s - max(row.heard_s, self._listening_since_s) > self._ttl_s:
+            return "silent"
+        if now_s < row.retry_s or (row.failed_s >= row.heard_s and not self.blind(now_s)):
+            return "unreachable"
+        if row.report.loop_lag.seconds + row.report.loop_lag.nanos / 1e9 > self._ttl_s:
+            return "stalled"
+        return ""
+
+    def eligible(self, model: str, now_s: float) -> list[Row]:
+        """Workers that may get a request for a served name now."""
+        return [row for row in self._rows.values() if row.serves(model) and not self.ineligible(row, now_s)]
+
+    def rows(self) -> list[Row]:
+        """Every row, by worker name."""
+        return [row for _, row in sorted(self._rows.items())]
+
+    def get(self, worker_id: str) -> Row | None:
+        return self._rows.get(worker_id)
+
+    def models(self) -> set[str]:
+        """Every name that a listed worker serves."""
+        return {model for row in self._rows.values() for model in row.models()}
+
+    def sweep(self, now_s: float) -> Iterable[Row]:
+        """Send the requests of silent workers elsewhere and forget workers long silent; gives those forgotten."""
+        if self.blind(now_s):
+            return []
+        forgotten = []
+        for row in list(self._rows.values()):
+            if self.ineligible(row, now_s) == "silent":
+                _revoke(row)
+            if now_s - max(row.heard_s, self._listening_since_s) > FORGET_S:
+                forgotten.append(self._rows.pop(row.worker_id))
+        return forgotten
+
+
+def _revoke(row: Row) -> None:
+    for lease in list(row.leases):
+        lease.revoke()
+
+
+def _seconds(totals: fleet_pb2.LatencyTotals) -> float:
+    return totals.sum.seconds + totals.sum.nanos / 1e9

@@ -1,0 +1,109 @@
+"""ladr.v1.Router on the wire: translates, decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import grpc
+
+from ladr.errors import InvalidRequest, NotFound, Unreachable
+from ladr.v1 import router_pb2, worker_pb2, worker_pb2_grpc
+from services.common.rpc import time_left
+from services.router.router import Router
+from services.router.routes import Routes
+from services.router.scoreboard import Row
+
+NAME = "ladr.v1.Router"
+_DRAIN_S = 5.0
+
+
+class RouterServicer:
+    """The methods of ladr.v1.Router."""
+
+    def __init__(self, router: Router, routes: Routes) -> None:
+        self._router = router
+        self._routes = routes
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        def unary(method: Any, request: Any) -> grpc.RpcMethodHandler:
+            return grpc.unary_unary_rpc_method_handler(method, request.FromString, _serialize)
+
+        return {
+            "Generate": grpc.unary_stream_rpc_method_handler(self.generate),  # bytes in, bytes out
+            "WatchRoutes": grpc.unary_stream_rpc_method_handler(
+                self.watch_routes, router_pb2.WatchRoutesRequest.FromString, _serialize
+            ),
+            "ListWorkers": unary(self.list_workers, router_pb2.ListWorkersRequest),
+            "GetWorker": unary(self.get_worker, router_pb2.GetWorkerRequest),
+            "DrainWorker": unary(self.drain_worker, router_pb2.DrainWorkerRequest),
+        }
+
+    def generate(self, raw: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        return self._router.generate(raw, time_left(context))
+
+    def watch_routes(
+        self, request: router_pb2.WatchRoutesRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[router_pb2.RouteTable]:
+        return self._routes.watch(self._router.resolve(request.model) if request.model else "")
+
+    async def list_workers(
+        self, request: router_pb2.ListWorkersRequest, context: grpc.aio.ServicerContext
+    ) -> router_pb2.ListWorkersResponse:
+        if not 0 <= request.page_size <= 1000:
+            raise InvalidRequest("page_size must be 1 to 1000, or 0 for 100", field="page_size")
+        model = self._router.resolve(request.model) if request.model else ""
+        rows = [
+            row
+            for row in self._router.board.rows()
+            if row.worker_id > request.page_token and (not model or row.serves(model))
+        ]
+        page = rows[: request.page_size or 100]
+        return router_pb2.ListWorkersResponse(
+            workers=[self._info(row) for row in page],
+            next_page_token=page[-1].worker_id if len(page) < len(rows) else "",
+        )
+
+    async def get_worker(
+        self, request: router_pb2.GetWorkerRequest, context: grpc.aio.ServicerContext
+    ) -> router_pb2.WorkerInfo:
+        return self._info(self._row(request.worker_id))
+
+    async def drain_worker(
+        self, request: router_pb2.DrainWorkerRequest, context: grpc.aio.ServicerContext
+    ) -> router_pb2.WorkerInfo:
+        row = self._row(request.worker_id)
+        stub = worker_pb2_grpc.WorkerStub(self._router.channels.to(row.report.address))
+        try:
+            row.report = await stub.Drain(worker_pb2.DrainRequest(undo=request.undo), timeout=_DRAIN_S)
+        except grpc.aio.AioRpcError as error:
+            raise Unreachable(f"worker {row.worker_id} does not answer ({error.code().name})") from error
+        return self._info(row)
+
+    def _row(self, worker_id: str) -> Row:
+        row = self._router.board.get(worker_id)
+        if row is None:
+            raise NotFound("no such worker; ListWorkers names them", resource=("worker", worker_id[:64]))
+        return row
+
+    def _info(self, row: Row) -> router_pb2.WorkerInfo:
+        board = self._router.board
+        now_s = time.monotonic()
+        reason = board.ineligible(row, now_s)
+        info = router_pb2.WorkerInfo(
+            report=row.report,
+            eligible=not reason,
+            ineligible_reason=reason,
+            in_flight=row.in_flight,
+            route=next((r for r in self._routes.table.routes if r.worker_id == row.worker_id), None),
+        )
+        if row.heard_s > float("-inf"):
+            info.age.FromTimedelta(timedelta(seconds=max(0.0, board.age_s(row, now_s))))
+        return info
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
