@@ -29,8 +29,7 @@ log = structlog.get_logger()
 
 Task = Callable[[], Coroutine[Any, Any, None]]
 SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_Task = Callable[[], Coroutine[Any, Any, None]]
-SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _NOTICE_S = 0.2  # between saying NOT_SERVING and refusing calls, so that watchers can turn away first
 _PR_SET_PDEATHSIG = 1
 

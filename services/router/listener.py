@@ -67,6 +67,6 @@ class Listener:
             call.cancel()
 
     async def _watch(self, call: grpc.aio.Call) -> None:
-        while (left_s := self._heard_s + _PATIENCE_S - time.monotonic()) > 0:
+        while (left_s := self._heard_s + _PATIENCE_S - time.monotonic()) > 0:  # noqa: ASYNC110  # waits for a time
             await asyncio.sleep(left_s)
         call.cancel()
