@@ -31,7 +31,7 @@ class ConfigError(Exception):
 
 
 def _duration(value: object) -> object:
-    """"200ms", "1.5s", "5m" or a number of seconds."""
+    """ "200ms", "1.5s", "5m" or a number of seconds."""
     if isinstance(value, bool):
         raise ValueError("give a duration such as 200ms or 1.5s")
     if isinstance(value, int | float):
@@ -45,7 +45,7 @@ def _duration(value: object) -> object:
 
 
 def _bytes(value: object) -> object:
-    """"16MiB", "4KiB" or a number of bytes."""
+    """ "16MiB", "4KiB" or a number of bytes."""
     if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+)\s*(B|KiB|MiB|GiB)?\s*", value)):
         return int(match[1]) << {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}[match[2] or "B"]
     return value
@@ -167,7 +167,9 @@ class WorkerSettings(Server):
     )
     port: Port = Field(50061, description="gRPC port; 0 takes a free one")
     http_port: Port = Field(9093, description="HTTP port of /metrics; 0 takes a free one")
-    advertise: str = Field("", description="host (or host:port) by which routers reach it; empty: the host it listens on")
+    advertise: str = Field(
+        "", description="host (or host:port) by which routers reach it; empty: the host it listens on"
+    )
     bus: Addresses = Field(("127.0.0.1:50052",), description="MetricsBus instances; the first that answers is used")
     report_interval: Duration = Field(timedelta(milliseconds=200), description="how often it reports, 50 ms to 200 ms")
     engine: Literal["llamacpp", "transformers", "openai", "vllm", "simulated"] = Field(
@@ -251,8 +253,7 @@ def load(file: Path | str | None = None, environ: Mapping[str, str] | None = Non
 
 def defaults(section: str) -> type[Section]:
     """The class of a section, by its name in the file."""
-    kind = Settings.model_fields[section].annotation
-    assert isinstance(kind, type) and issubclass(kind, Section)
+    kind: type[Section] = type(getattr(Settings(), section))
     return kind
 
 

@@ -16,7 +16,7 @@ class LadrError(Exception):
     """An error that a caller can act on.
 
     Attributes:
-        message: one sentence that says what to do; it never holds a prompt, an address or a path.
+        message: one sentence that says what to do; a server puts no prompt, address or path in it.
         field: request field that is wrong, as a proto path ("sampling.top_p"), or "".
         resource: (type, name) of what was not found or is in the way, such as ("model", "chat"), or None.
         retry_after: when it is worth trying again, or None.
@@ -120,7 +120,7 @@ class DeadlineExceeded(LadrError):
 
 
 class Cancelled(LadrError):
-    """The call was cancelled by the other side."""
+    """The call was cancelled by the other side, or by this side's `cancel` or `close`."""
 
     code = grpc.StatusCode.CANCELLED
     reason = "CANCELLED"
@@ -138,3 +138,10 @@ class Internal(LadrError):
 
     code = grpc.StatusCode.INTERNAL
     reason = "INTERNAL"
+
+
+class BrokenStream(LadrError):
+    """The events of an answer do not fit together: tokens lost, repeated, or no end. What came before is good."""
+
+    code = grpc.StatusCode.DATA_LOSS
+    reason = "BROKEN_STREAM"

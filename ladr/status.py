@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from ladr import errors
@@ -32,9 +34,7 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.LadrError]] = {
 def to_status(error: errors.LadrError) -> status_pb2.Status:
     """Pack an error with its details: ErrorInfo always; BadRequest, ResourceInfo and RetryInfo where it has them."""
     status = status_pb2.Status(code=code_pb2.Code.Value(error.code.name), message=error.message)
-    status.details.add().Pack(
-        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
-    )
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata))
     if error.field:
         bad = error_details_pb2.BadRequest()
         bad.field_violations.add(field=error.field, description=error.message)
@@ -50,11 +50,15 @@ def to_status(error: errors.LadrError) -> status_pb2.Status:
 
 
 def from_rpc(code: grpc.StatusCode, message: str, trailing: Iterable[Any] | None) -> errors.LadrError:
-    """Make the error again from a failed call's code, message and trailing metadata."""
+    """Make the error again from a failed call's code, message and trailing metadata.
+
+    Details that cannot be decoded (a proxy's own) count as none.
+    """
     status = status_pb2.Status()
     for key, value in trailing or ():
         if key == DETAILS_KEY:
-            status.ParseFromString(value)
+            with contextlib.suppress(DecodeError):
+                status.ParseFromString(value)
     field, resource, retry_after, reason, metadata = "", None, None, "", {}
     for packed in status.details:
         if packed.Unpack(info := error_details_pb2.ErrorInfo()) and info.domain == DOMAIN:
@@ -66,6 +70,8 @@ def from_rpc(code: grpc.StatusCode, message: str, trailing: Iterable[Any] | None
         elif packed.Unpack(retry := error_details_pb2.RetryInfo()):
             retry_after = _timedelta(retry)
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code, errors.LadrError)
+    if not reason and code is grpc.StatusCode.RESOURCE_EXHAUSTED and "message larger than max" in message:
+        kind = errors.MessageTooLarge  # gRPC's own bound, on either side, sent or received
     return kind(message, field=field, resource=resource, retry_after=retry_after, metadata=metadata)
 
 
