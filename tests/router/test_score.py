@@ -1,0 +1,105 @@
+"""Smoothing, score, weights and wire peeking: small pure pieces, each against a dumb second version."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+from ladr.v1 import generation_pb2
+from services.router.ema import PERIOD_S, Ema
+from services.router.score import relative_latencies, score, weights
+from services.router.wire import Event, event_of
+
+samples = st.lists(st.floats(0, 1e3), min_size=1, max_size=30)
+
+
+@given(samples, st.floats(0, 0.99))
+def test_samples_a_period_apart_are_smoothed_by_theta(values: list[float], theta: float) -> None:
+    ema = Ema(theta)
+    dumb = values[0]
+    for index, value in enumerate(values):
+        ema.add(value, index * PERIOD_S)
+        dumb = value if index == 0 else theta * dumb + (1 - theta) * value
+    assert ema.value is not None
+    assert math.isclose(ema.value, dumb, rel_tol=1e-6, abs_tol=1e-6)
+
+
+def test_a_faster_reporter_is_smoothed_over_the_same_time() -> None:
+    slow, fast = Ema(0.7), Ema(0.7)
+    for ema, every_s in ((slow, 0.2), (fast, 0.05)):
+        ema.add(0.0, 0.0)
+        for step in range(1, round(2 / every_s) + 1):
+            ema.add(1.0, step * every_s)
+    assert slow.value is not None
+    assert fast.value is not None
+    assert math.isclose(slow.value, fast.value, rel_tol=1e-9)
+
+
+def test_no_sample_gives_no_value() -> None:
+    assert Ema(0.7).value is None
+
+
+def test_the_score_is_alpha_over_latency_plus_beta_over_one_and_queue() -> None:
+    assert score(1.0, 0.0, 0.5, 0.5) == 1.0
+    assert score(4.0, 3.0, 0.5, 0.5) == 0.25
+    assert score(2.0, 1.0, 1.0, 3.0) == 2.0
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(1e-4, 1e3)), max_size=20))
+def test_latencies_are_multiples_of_the_fastest_and_the_unknown_count_as_it(latencies: list[float | None]) -> None:
+    relative = relative_latencies(latencies)
+    known = [latency for latency in latencies if latency is not None]
+    for given_s, got in zip(latencies, relative, strict=True):
+        assert got >= 1.0
+        assert got == (given_s / min(known) if given_s is not None else 1.0)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=50))
+def test_weights_sum_to_one_and_keep_the_order(scores: list[float]) -> None:
+    shares = weights(scores)
+    assert math.isclose(sum(shares), 1.0)
+    assert sorted(range(len(scores)), key=lambda i: scores[i]) == sorted(range(len(scores)), key=lambda i: shares[i])
+
+
+events = st.one_of(
+    st.builds(
+        lambda worker, attempt: generation_pb2.GenerateResponse(
+            started=generation_pb2.Started(worker_id=worker, attempt=attempt)
+        ),
+        st.text(max_size=20),
+        st.integers(0, 9),
+    ),
+    st.builds(
+        lambda text, ids, offset: generation_pb2.GenerateResponse(
+            delta=generation_pb2.Delta(text=text, token_ids=ids, offset=offset)
+        ),
+        st.text(max_size=200),
+        st.lists(st.integers(0, 2**32 - 1), max_size=20),
+        st.integers(0, 2**40),
+    ),
+    st.builds(
+        lambda reason: generation_pb2.GenerateResponse(finished=generation_pb2.Finished(reason=reason)),
+        st.integers(0, 3),
+    ),
+    st.just(generation_pb2.GenerateResponse()),
+)
+
+
+@given(events)
+def test_the_first_byte_tells_the_event(message: generation_pb2.GenerateResponse) -> None:
+    decoded = message.WhichOneof("event") or "other"
+    assert event_of(message.SerializeToString()).name.lower() == decoded
+
+
+def test_bytes_that_hold_no_event_are_other() -> None:
+    assert event_of(b"") is Event.OTHER
+    assert event_of(b"\xff\xff") is Event.OTHER
+
+
+@given(st.text(max_size=300), st.text(max_size=30), st.integers(1, 9))
+def test_fields_appended_to_a_request_win_over_those_in_it(prompt: str, model: str, attempt: int) -> None:
+    raw = generation_pb2.GenerateRequest(prompt=prompt, model="alias", session_id="s").SerializeToString()
+    own = generation_pb2.GenerateRequest(model=model or "m", attempt=attempt).SerializeToString()
+    merged = generation_pb2.GenerateRequest.FromString(raw + own)
+    assert (merged.prompt, merged.model, merged.attempt, merged.session_id) == (prompt, model or "m", attempt, "s")

@@ -1,0 +1,71 @@
+"""The worker's queue: bounded, fair by priority, exact in every ending."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ladr.errors import Overloaded
+from services.worker.slots import Slots, Ticket
+
+HINT = timedelta(seconds=2)
+
+
+def test_past_slots_and_queue_the_caller_is_told_when_to_come_back() -> None:
+    slots = Slots(1, 2)
+    for _ in range(3):
+        slots.enter(1, HINT)
+    with pytest.raises(Overloaded) as refused:
+        slots.enter(1, HINT)
+    assert refused.value.retry_after == HINT
+    assert (slots.running, slots.queued) == (1, 2)
+
+
+def test_higher_priority_goes_first_then_first_come() -> None:
+    slots = Slots(1, 9)
+    first = slots.enter(1, HINT)
+    waiting = {name: slots.enter(priority, HINT) for name, priority in (("batch", 2), ("a", 1), ("b", 1), ("high", 0))}
+    order = []
+    last = first
+    for _ in range(4):
+        last.leave()
+        name = next(n for n, ticket in waiting.items() if ticket.admitted and n not in order)
+        order.append(name)
+        last = waiting[name]
+    assert order == ["high", "a", "b", "batch"]
+
+
+async def test_a_ticket_waits_for_its_turn() -> None:
+    slots = Slots(1, 1)
+    first, second = slots.enter(1, HINT), slots.enter(1, HINT)
+    turn = asyncio.create_task(second.turn())
+    await asyncio.sleep(0)
+    assert not turn.done()
+    first.leave()
+    await turn
+    assert (slots.running, slots.queued) == (1, 0)
+
+
+@given(st.integers(1, 4), st.integers(0, 5), st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=80))
+def test_counts_are_exact_whoever_leaves_when(size: int, limit: int, script: list[tuple[bool, int]]) -> None:
+    slots = Slots(size, limit)
+    held: list[Ticket] = []
+    for arrive, pick in script:
+        if arrive or not held:
+            if len(held) < size + limit:
+                held.append(slots.enter(pick % 3, HINT))
+            else:
+                with pytest.raises(Overloaded):
+                    slots.enter(1, HINT)
+        else:
+            ticket = held.pop(pick % len(held))
+            ticket.leave()
+            ticket.leave()
+        assert slots.running == min(len(held), size) == sum(t.admitted for t in held)
+        assert slots.queued == max(len(held) - size, 0)
+    for ticket in held:
+        ticket.leave()
+    assert (slots.running, slots.queued) == (0, 0)
