@@ -1,0 +1,82 @@
+"""Types of settings that say their unit: "200ms", "64MiB", "host:port"."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SHIFTS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
+
+
+def _duration(value: object) -> object:
+    """A duration as text ("200ms", "1.5s", "5m") or as a number of seconds."""
+    if isinstance(value, timedelta):
+        return value
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(us|ms|s|m|h)?\s*", str(value))
+    if isinstance(value, bool) or not match:
+        raise ValueError("give a duration such as 200ms or 1.5s")
+    try:
+        return timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
+    except OverflowError:
+        raise ValueError("that is longer than a duration can be") from None
+
+
+def _bytes(value: object) -> object:
+    """A size as text ("16MiB", "4KiB") or as a number of bytes."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+)\s*(B|KiB|MiB|GiB)?\s*", value)
+        if not match:
+            raise ValueError("give a size such as 16MiB or 4096")
+        return int(match[1]) << _SHIFTS[match[2] or "B"]
+    return value
+
+
+def _address(value: object) -> object:
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/]+):(\d{1,5})", value) if isinstance(value, str) else None
+    if not match or int(match[2]) > 65535:
+        raise ValueError("give host:port, such as 127.0.0.1:50052")
+    return value
+
+
+def _list(value: object) -> object:
+    """A list, or its members with commas between (as the environment gives them)."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _pairs(value: object) -> object:
+    """A mapping, or a=b with commas between (as the environment gives it)."""
+    if isinstance(value, str):
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        if not all(name.strip() and mark for name, mark, _ in pairs):
+            raise ValueError("give alias=name, with commas between")
+        return {name.strip(): target.strip() for name, _, target in pairs}
+    return value
+
+
+def _models(value: object) -> object:
+    """Models in full, or as name=source (or name alone) with commas between."""
+    items = _list(value)
+    if not isinstance(items, list):
+        return items
+    return [_model(item) if isinstance(item, str) else item for item in items]
+
+
+def _model(text: str) -> dict[str, str]:
+    name, _, source = text.partition("=")
+    return {"name": name.strip(), "source": source.strip()}
+
+
+AnyDuration = Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(0))]
+Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0))]
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Address = Annotated[str, BeforeValidator(_address)]
+Addresses = Annotated[tuple[Address, ...], BeforeValidator(_list), Field(min_length=1)]
+Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
+models = BeforeValidator(_models)
