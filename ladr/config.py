@@ -28,9 +28,9 @@ from ladr.config_sources import (
     read_file,
 )
 from ladr.config_sources import Source as _Source
-from ladr.config_types import Addresses, AnyDuration, Bytes, Duration, Pairs, Port, models
+from ladr.config_types import Addresses, AnyDuration, Bytes, Duration, Pairs, Port, duration_text, models
 
-__all__ = ["ConfigError", "Section", "Settings", "default_worker_id", "env_name", "load"]
+__all__ = ["ConfigError", "Section", "Settings", "default_worker_id", "env_name", "load", "plain"]
 
 DEFAULT_FILE = "ladr.yaml"
 
@@ -207,6 +207,19 @@ def load(file: Path | str | None = None, environ: Mapping[str, str] | None = Non
         except ValidationError as error:
             raise ConfigError(_explain(error, source, ("up", "fleet", position), WorkerSettings)) from None
     return settings
+
+
+def plain(value: Any) -> Any:
+    """A value as it is written in a file: durations as "200ms", secrets as stars, sections as mappings."""
+    if isinstance(value, BaseModel):
+        return {name: plain(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, timedelta):
+        return duration_text(value)
+    return str(value) if isinstance(value, SecretStr | Path) else value
 
 
 def default_worker_id(host: str, port: int) -> str:

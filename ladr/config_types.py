@@ -72,6 +72,15 @@ def _model(text: str) -> dict[str, str]:
     return {"name": name.strip(), "source": source.strip()}
 
 
+def duration_text(value: timedelta) -> str:
+    """timedelta(milliseconds=200) → "200ms": the largest unit that leaves a whole number."""
+    micros = value // timedelta(microseconds=1)
+    for unit, scale in (("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000)):
+        if micros and micros % scale == 0:
+            return f"{micros // scale}{unit}"
+    return f"{micros}us" if micros else "0s"
+
+
 AnyDuration = Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(0))]
 Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0))]
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]

@@ -15,7 +15,8 @@ def call_failed(error: grpc.RpcError, address: str) -> LadrError:
     if any(key == DETAILS_KEY for key, _ in trailing):
         return made
     if code is grpc.StatusCode.UNAVAILABLE:
-        return Unreachable(f"no answer from {address} ({details}); check the address, and that the server runs there")
+        why = details.rpartition(": ")[2] if "last error" in details else details
+        return Unreachable(f"no answer from {address} ({why}); check the address, and that the server runs there")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"{address} had not finished when the timeout passed; give it a longer one")
     if code is grpc.StatusCode.UNIMPLEMENTED:

@@ -1,0 +1,102 @@
+"""What `ladr up` starts: the bus, the router and the workers, each with its ports and its environment. Nothing runs yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from ladr import config
+from ladr.cli.ports import FreePorts, is_free, reachable
+from ladr.config import Settings, env_name
+
+
+@dataclass(frozen=True)
+class Child:
+    """One process: `python -m services.SERVICE`.
+
+    Attributes:
+        name: "router", "metrics", or the worker's id.
+        address: host:port by which this machine reaches its gRPC server.
+        http_address: the same for /metrics.
+        host: the address that it listens on.
+        ports: the setting that moves it ("router.port") and the number, of each port that it listens on.
+        grace_s: how long it may take to end after SIGTERM.
+        environ: what its environment has beyond ours.
+    """
+
+    name: str
+    service: str
+    address: str
+    http_address: str
+    host: str
+    ports: tuple[tuple[str, int], ...]
+    grace_s: float
+    environ: dict[str, str]
+
+
+def plan(settings: Settings, count: int | None = None) -> list[Child]:
+    """The processes, in the order in which they start. `count`: workers; else up.fleet or up.workers says.
+
+    Raises: click.UsageError: a port is in use, or is given twice.
+    """
+    if count is not None and settings.up.fleet:
+        raise click.UsageError("--workers does not go with up.fleet, which has one entry a worker; take one away")
+    with FreePorts() as free:
+        metrics = _child("metrics", "metrics", settings.metrics, free)
+        bus = {env_name("router", "bus"): metrics.address, env_name("worker", "bus"): metrics.address}
+        children = [metrics, _child("router", "router", settings.router, free, bus)]
+        for position in range(len(settings.up.fleet) or count or settings.up.workers):
+            children.append(_worker(settings, position, free, bus))
+    _check(children)
+    return children
+
+
+def _worker(settings: Settings, position: int, free: FreePorts, bus: Mapping[str, str]) -> Child:
+    entry = settings.up.fleet[position] if settings.up.fleet else {}
+    own = settings.fleet_member(position)
+    ports = {
+        key: getattr(own, key) if key in entry or not getattr(own, key) else getattr(own, key) + position
+        for key in ("port", "http_port")
+    }
+    name = own.id if "id" in entry else f"worker-{position + 1}"
+    environ = {env_name("worker", key): _text(value) for key, value in entry.items()}
+    environ |= {**bus, env_name("worker", "id"): name}
+    return _child(name, "worker", own.model_copy(update=ports), free, environ)
+
+
+def _child(
+    name: str, service: str, server: config.Server, free: FreePorts, environ: Mapping[str, str] | None = None
+) -> Child:
+    port = server.port or free.take(server.host)
+    http_port = server.http_port or free.take(server.host)
+    own = {env_name(service, "port"): str(port), env_name(service, "http_port"): str(http_port)}
+    return Child(
+        name=name,
+        service=service,
+        address=f"{reachable(server.host)}:{port}",
+        http_address=f"{reachable(server.host)}:{http_port}",
+        host=server.host,
+        ports=((f"{service}.port", port), (f"{service}.http_port", http_port)),
+        grace_s=server.drain_grace.total_seconds(),
+        environ={**(environ or {}), **own},
+    )
+
+
+def _check(children: list[Child]) -> None:
+    owners: dict[int, str] = {}
+    for child in children:
+        for key, port in child.ports:
+            if port in owners:
+                raise click.UsageError(f"port {port} is given to {owners[port]} and to {child.name}; set another {key}")
+            owners[port] = child.name
+            if not is_free(child.host, port):
+                raise click.UsageError(f"port {port} is in use: set {key} or stop what uses it")
+
+
+def _text(value: Any) -> str:
+    """A fleet entry's value as the environment gives it."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,138 @@
+"""`ladr up`: a whole mesh on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladr.cli.asking import summary
+from ladr.cli.flags import config_option, load, setting_flags, taken
+from ladr.cli.keeper import ChildFailed, Keeper
+from ladr.cli.output import as_dict, line, output_option, write
+from ladr.cli.plan import Child, plan
+from ladr.cli.readiness import mesh_ready
+from ladr.cli.service import SERVICES, service_argv
+from ladr.cli.supervisor import supervise
+from ladr.cli.voice import Voice, voice_for
+from ladr.client import Client
+from ladr.errors import LadrError
+from ladr.v1.generation_pb2 import Delta, Finished
+
+
+@click.command(
+    epilog="Every setting is a flag too: --router-port, --worker-slots, --metrics-backend… (`ladr config show` lists them)."
+)
+@click.option("--workers", type=click.IntRange(1, 64), help="How many workers; else up.fleet or up.workers says.")
+@click.option("--engine", metavar="ENGINE", help="What runs the models, as --worker-engine.")
+@click.option("--ask", metavar="QUESTION", help="Ask it when all is ready, and show the answer.")
+@click.option("--once", is_flag=True, help="Stop when all is ready and the question is answered.")
+@click.option(
+    "--log-dir", type=click.Path(path_type=Path, file_okay=False), help="Where the logs go; else a new one in /tmp."
+)
+@config_option
+@output_option
+@setting_flags("router", prefix="router-", hidden=True)
+@setting_flags("worker", prefix="worker-", hidden=True)
+@setting_flags("metrics", prefix="metrics-", hidden=True)
+@setting_flags("telemetry", prefix="telemetry-", hidden=True)
+def up(
+    workers: int | None,
+    engine: str | None,
+    ask: str | None,
+    once: bool,
+    log_dir: Path | None,
+    config_file: Path | None,
+    output: str,
+    **given: Any,
+) -> int:
+    """Start a whole mesh on this machine.
+
+    A bus, a router and workers; they are kept alive, and stopped at Ctrl-C (twice: at once).
+    """
+    if engine:
+        given["set_worker__engine"] = engine
+    flags = taken(given)
+    prefixes = {section: f"{section}-" for section in (*SERVICES, "telemetry")}
+    settings = load(config_file, os.environ, flags, **prefixes)
+    argv = {service: service_argv(service, config_file) for service in SERVICES}
+    children = plan(settings, workers)
+    logs = log_dir or Path(tempfile.mkdtemp(prefix="ladr-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    os.environ.update(flags)
+    voice = voice_for(output)
+    try:
+        return asyncio.run(_up(children, argv, logs, voice, ask, once))
+    except ChildFailed as failed:
+        voice.close()
+        for each in failed.tail:
+            line(f"  {each}", err=True)
+        line(f"ladr: {failed}", err=True)
+        return failed.code
+    finally:
+        voice.close()
+
+
+async def _up(
+    children: Sequence[Child], argv: dict[str, list[str]], logs: Path, voice: Voice, ask: str | None, once: bool
+) -> int:
+    keepers = [Keeper(child, argv[child.service], logs / f"{child.name}.log", voice.note) for child in children]
+    router = next(child for child in children if child.service == "router")
+
+    async def work() -> int:
+        await mesh_ready(keepers, voice)
+        voice.close()
+        _announce(children, router, logs, voice)
+        code = 0
+        if ask:
+            code = await _ask(router.address, ask, voice)
+        if not once:
+            voice.event("running", "Ctrl-C stops it all.")
+            await asyncio.Event().wait()
+        return code
+
+    return await supervise(keepers, work)
+
+
+def _announce(children: Sequence[Child], router: Child, logs: Path, voice: Voice) -> None:
+    rows = [f"  {child.name:<12} {child.address:<22} http://{child.http_address}/metrics" for child in children]
+    text = "\n".join(
+        [
+            "ready:",
+            *rows,
+            f"  logs         {logs}",
+            "try:",
+            "  ladr chat" + ("" if router.address == "127.0.0.1:50051" else f" --address {router.address}"),
+            f'  grpcurl -plaintext -d \'{{"prompt":"Name three rivers."}}\' {router.address} ladr.v1.Router/Generate',
+        ]
+    )
+    facts = {child.name: {"address": child.address, "http": child.http_address} for child in children}
+    voice.event("ready", text, services=facts, logs=str(logs))
+
+
+async def _ask(address: str, question: str, voice: Voice) -> int:
+    """Ask, show the answer while it comes, and say who gave it; gives the exit code."""
+    plain = voice.streams
+    pieces: list[str] = []
+    voice.event("question", f"\n› {question}", question=question)
+    try:
+        async with Client(address) as client, client.generate(question) as answer:
+            async for event in answer:
+                if isinstance(event, Delta):
+                    pieces.append(event.text)
+                    if plain:
+                        write(event.text)
+        if plain:
+            write("\n")
+        finished = answer.finished or Finished()
+        facts = {"worker_id": answer.started.worker_id if answer.started else "", "usage": as_dict(finished.usage)}
+        voice.event("answer", summary(answer.started, finished), answer="".join(pieces), **facts)
+    except LadrError as error:
+        voice.note(f"ladr: {error}")
+        return 1
+    return 0
