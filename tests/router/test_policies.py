@@ -8,6 +8,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ladr.config import RouterSettings
 from services.router import policies
 from services.router.budget import RESERVE, RetryBudget

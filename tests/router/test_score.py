@@ -6,6 +6,7 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ladr.v1 import generation_pb2
 from services.router.ema import PERIOD_S, Ema
 from services.router.score import relative_latencies, score, weights

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ladr.v1 import fleet_pb2, metrics_pb2
 from services.router.scoreboard import FORGET_S, Lease, Scoreboard
 

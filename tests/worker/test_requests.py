@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from ladr.errors import InvalidRequest
 from ladr.v1 import generation_pb2
 from services.worker.engine import Message, Sampling

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ladr.errors import Overloaded
 from services.worker.slots import Slots, Ticket
 

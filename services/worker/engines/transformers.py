@@ -1,0 +1,273 @@
+"""The `transformers` engine: safetensors models (students, drafts) and dequantised GGUF, on CPU or GPU.
+
+Each model has a thread that owns its batch: the event loop hands it requests and takes its tokens, and waits for nothing.
+Weights come from safetensors or GGUF alone, and no code that lies beside a model is run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from ladr.config import ModelSettings, WorkerSettings
+from ladr.errors import EngineFailed, InvalidRequest, LadrError, PromptTooLong
+from services.worker.engine import End, EngineRequest, Gauges, Piece
+from services.worker.engines.batching import Batch, Sequence, Step
+from services.worker.engines.sources import locate
+from services.worker.text import StopScanner
+
+log = structlog.get_logger()
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CLOSE_S = 10.0
+
+
+@dataclass(eq=False)
+class _Answer:
+    """A request on its way through a model's thread; `emit` puts an event before the event loop."""
+
+    request: EngineRequest
+    emit: Callable[[Piece | End | LadrError], None]
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    sequence: Sequence | None = None
+    scanner: StopScanner | None = None
+    shown: int = 0  # characters of the answer that were emitted or lie in the scanner
+    prefix: int = 0  # first token of the window that is decoded anew for each token
+
+
+class TransformersEngine:
+    """Continuous batching of our own over transformers models (see `batching`)."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        torch.set_num_threads(settings.threads)
+        self._settings = settings
+        self._device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._models: dict[str, _Model] = {}
+
+    async def load(self, model: ModelSettings, progress: Callable[[float], None]) -> int:
+        loaded = await asyncio.to_thread(self._load, model, progress)
+        self._models[model.name] = loaded
+        loaded.start()
+        return loaded.batch.context
+
+    async def unload(self, name: str) -> None:
+        await asyncio.to_thread(self._models.pop(name).close)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece | End]:
+        model = self._models[request.model]
+        loop = asyncio.get_running_loop()
+        inbox: deque[Piece | End | LadrError] = deque()  # bounded by the answer's max_tokens
+        news = asyncio.Event()
+
+        def deliver(event: Piece | End | LadrError) -> None:
+            inbox.append(event)
+            news.set()
+
+        answer = _Answer(request, lambda event: loop.call_soon_threadsafe(deliver, event))
+        model.submit(answer)
+        try:
+            while True:
+                await news.wait()
+                news.clear()
+                while inbox:
+                    event = inbox.popleft()
+                    if isinstance(event, LadrError):
+                        raise event
+                    yield event
+                    if isinstance(event, End):
+                        return
+        finally:
+            answer.cancelled.set()
+            model.nudge()
+
+    def gauges(self) -> Gauges:
+        models = list(self._models.values())
+        room = sum(model.batch.slots * model.batch.context for model in models)
+        return Gauges(kv_used_ratio=sum(model.held_tokens for model in models) / room if room else None)
+
+    async def close(self) -> None:
+        for name in list(self._models):
+            await self.unload(name)
+
+    def _load(self, model: ModelSettings, progress: Callable[[float], None]) -> _Model:
+        where, gguf = locate(model.source, self._settings.model_root)
+        options: dict[str, Any] = {"trust_remote_code": False, **({"gguf_file": gguf} if gguf else {})}
+        try:
+            config = AutoConfig.from_pretrained(where, **options)
+            tokenizer = AutoTokenizer.from_pretrained(where, **options)
+            progress(0.1)
+            weights = AutoModelForCausalLM.from_pretrained(
+                where, dtype=self._dtype(config), **options, **({} if gguf else {"use_safetensors": True})
+            )
+        except (OSError, ValueError) as error:
+            log.warning("model_unreadable", model=model.name, reason=str(error)[:500])
+            raise InvalidRequest(
+                "the source is no model that transformers can load from safetensors or GGUF", field="source"
+            ) from error
+        progress(0.9)
+        network = weights.to(self._device).eval().requires_grad_(False)
+        context = min(
+            model.context_tokens or self._settings.context_tokens,
+            int(getattr(config, "max_position_embeddings", 0)) or 1 << 30,
+        )
+        batch = Batch(network, config.num_hidden_layers, self._settings.slots, context)
+        return _Model(model.name, tokenizer, batch, _ends(network, tokenizer))
+
+    def _dtype(self, config: Any) -> torch.dtype:
+        if self._settings.dtype != "auto":
+            return _DTYPES[self._settings.dtype]
+        if self._device == "cpu":
+            return torch.float32
+        own = getattr(config, "dtype", None)
+        return own if isinstance(own, torch.dtype) else torch.bfloat16
+
+
+class _Model(threading.Thread):
+    """One loaded model and the thread that runs its batch."""
+
+    def __init__(self, name: str, tokenizer: Any, batch: Batch, ends: frozenset[int]) -> None:
+        super().__init__(name=f"transformers-{name}", daemon=True)
+        self._tokenizer = tokenizer
+        self._ends = ends
+        self._arrivals: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()  # bounded by the worker's slots
+        self._running: dict[Sequence, _Answer] = {}
+        self._closing = False
+        self.batch = batch
+        self.held_tokens = 0
+
+    def submit(self, answer: _Answer) -> None:
+        self._arrivals.put(answer)
+
+    def nudge(self) -> None:
+        """Look at the cancellations."""
+        self._arrivals.put(None)
+
+    def close(self) -> None:
+        self._closing = True
+        self.nudge()
+        self.join(_CLOSE_S)
+
+    def run(self) -> None:
+        while not self._closing:
+            self._admit(wait=not self._running)
+            for sequence, answer in list(self._running.items()):
+                if answer.cancelled.is_set():
+                    self._drop(sequence)
+            try:
+                for step in self.batch.step():
+                    self._take(step)
+            except Exception:
+                log.exception("step_broke", model=self.name)
+                for sequence, answer in list(self._running.items()):
+                    answer.emit(EngineFailed("the engine failed on this request"))
+                    self._drop(sequence)
+            self.held_tokens = self.batch.held_tokens
+
+    def _admit(self, wait: bool) -> None:
+        """Take in what has arrived; wait for something if there is nothing to do."""
+        while wait or not self._arrivals.empty():
+            answer = self._arrivals.get()
+            wait = False
+            if answer is None or answer.cancelled.is_set():
+                continue
+            try:
+                sequence = self._sequence(answer.request)
+            except LadrError as error:
+                answer.emit(error)
+                continue
+            except Exception:  # a chat template may fail in any way
+                log.exception("prompt_broke", model=self.name)
+                answer.emit(InvalidRequest("the model's chat template does not take these messages", field="messages"))
+                continue
+            answer.sequence = sequence
+            answer.scanner = StopScanner(answer.request.sampling.stop)
+            answer.prefix = sequence.prompt_length
+            self._running[sequence] = answer
+            self.batch.add(sequence)
+
+    def _sequence(self, request: EngineRequest) -> Sequence:
+        if request.messages:
+            turns = [{"role": m.role, "content": m.content} for m in request.messages]
+            ids = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+        else:
+            ids = self._tokenizer(request.prompt)["input_ids"]
+        room = self.batch.context - len(ids)
+        if room < 1:
+            raise PromptTooLong(
+                f"the prompt has {len(ids)} tokens, the model's context {self.batch.context}", field="prompt"
+            )
+        limit = len(ids) + min(request.sampling.max_tokens, room)
+        return Sequence(list(ids), len(ids), request.sampling, limit)
+
+    def _take(self, step: Step) -> None:
+        """Emit the text that a new token completes, and the end if it is one."""
+        sequence = step.sequence
+        answer = self._running[sequence]
+        assert answer.scanner
+        made = len(sequence.tokens) - sequence.prompt_length
+        if step.token in self._ends:
+            self._end(answer, sequence, "stop", made - 1)
+            return
+        text, stopped = answer.scanner.feed(self._new_text(answer, sequence))
+        logprobs = ()
+        if step.logprob:
+            named = [replace(one, token=self._tokenizer.decode([one.token_id])) for one in step.logprob.top]
+            logprobs = (replace(step.logprob, token=self._tokenizer.decode([step.token]), top=tuple(named)),)
+        full = len(sequence.tokens) >= sequence.limit
+        if full and not stopped:
+            text += self._rest(answer, sequence)
+        answer.emit(Piece(text, (step.token,), 1, logprobs))
+        if stopped:
+            self._end(answer, sequence, "stop_sequence", made, stopped)
+        elif full:
+            self._end(answer, sequence, "length", made)
+
+    def _end(
+        self, answer: _Answer, sequence: Sequence, reason: Any, made: int, stopped: str = ""
+    ) -> None:
+        if reason == "stop" and (text := self._rest(answer, sequence)):
+            # held back as the possible beginning of a stop string
+            answer.emit(Piece(text, (), 0))
+        answer.emit(End(reason, sequence.prompt_length, made, stop_sequence=stopped))
+        self._drop(sequence)
+
+    def _rest(self, answer: _Answer, sequence: Sequence) -> str:
+        assert answer.scanner
+        return answer.scanner.flush()
+
+    def _new_text(self, answer: _Answer, sequence: Sequence) -> str:
+        """Text that the last token completes: what decoding a window with it has over decoding it without.
+
+        Empty while the window ends inside a character. The window then grows; else it moves on, so that this stays cheap.
+        """
+        window = sequence.tokens[answer.prefix :]
+        text: str = self._tokenizer.decode(window, skip_special_tokens=True)
+        if text.endswith("�"):
+            return ""
+        new = text[answer.shown :]
+        if len(window) > 8:  # keep the last token as context for the spaces before the next
+            answer.prefix = len(sequence.tokens) - 1
+            answer.shown = len(self._tokenizer.decode(window[-1:], skip_special_tokens=True))
+        else:
+            answer.shown = len(text)
+        return new
+
+    def _drop(self, sequence: Sequence) -> None:
+        del self._running[sequence]
+        self.batch.remove(sequence)
+
+
+def _ends(network: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a turn, by the model's generation settings and its tokenizer."""
+    given = getattr(network.generation_config, "eos_token_id", None)
+    ends = set(given) if isinstance(given, list) else {given}
+    return frozenset(int(one) for one in ends | {tokenizer.eos_token_id} if one is not None)

@@ -1,0 +1,133 @@
+"""The `vllm` engine: vLLM in this process, where it is installed (a CUDA machine); vLLM batches, caches and stops by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import structlog
+from vllm import SamplingParams, TokensPrompt
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from ladr.config import ModelSettings, WorkerSettings
+from ladr.errors import EngineFailed, InvalidRequest, PromptTooLong
+from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
+from services.worker.engines.sources import locate
+
+log = structlog.get_logger()
+
+
+class VllmEngine:
+    """One AsyncLLM a model; each takes the GPU memory that its share allows, so load one unless they are small."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._engines: dict[str, AsyncLLM] = {}
+        self._contexts: dict[str, int] = {}
+
+    async def load(self, model: ModelSettings, progress: Callable[[float], None]) -> int:
+        where, gguf = locate(model.source, self._settings.model_root)
+        if gguf:
+            raise InvalidRequest("vLLM takes a safetensors directory or a hub name, not a GGUF", field="source")
+        context = model.context_tokens or self._settings.context_tokens
+        arguments = AsyncEngineArgs(
+            model=where,
+            max_model_len=context,
+            max_num_seqs=self._settings.slots,
+            dtype=self._settings.dtype,
+            load_format="safetensors",
+            trust_remote_code=False,
+            enable_log_requests=False,
+        )
+        self._engines[model.name] = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments)
+        self._contexts[model.name] = context
+        progress(1.0)
+        return context
+
+    async def unload(self, name: str) -> None:
+        await asyncio.to_thread(self._engines.pop(name).shutdown)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece | End]:
+        engine = self._engines[request.model]
+        ids = await self._prompt(engine, request)
+        context = self._contexts[request.model]
+        if len(ids) >= context:
+            raise PromptTooLong(f"the prompt has {len(ids)} tokens, the model's context {context}", field="prompt")
+        made = 0
+        try:
+            # Leaving the generator aborts the request in the engine.
+            async for output in engine.generate(
+                TokensPrompt(prompt_token_ids=ids), _parameters(request, context - len(ids)), request.id
+            ):
+                answer = output.outputs[0]
+                new = list(answer.token_ids)
+                ended = answer.finish_reason == "stop" and answer.stop_reason is None
+                count = len(new) - 1 if ended and new else len(new)  # the end-of-turn token is not counted
+                if count or answer.text:
+                    made += count
+                    yield Piece(answer.text, tuple(new[:count]), count, _logprobs(new[:count], answer.logprobs))
+                if output.finished:
+                    yield _end(answer, len(ids), made, output.num_cached_tokens or 0)
+        except ValueError as error:
+            log.warning("request_refused", reason=str(error)[:500])
+            raise InvalidRequest("vLLM does not take this request", field="sampling") from error
+        except RuntimeError as error:
+            log.error("engine_broke", reason=str(error)[:500])
+            raise EngineFailed("the engine failed on this request") from error
+
+    def gauges(self) -> Gauges:
+        return Gauges()
+
+    async def close(self) -> None:
+        for name in list(self._engines):
+            await self.unload(name)
+
+    async def _prompt(self, engine: AsyncLLM, request: EngineRequest) -> list[int]:
+        tokenizer: Any = engine.get_tokenizer()
+        if asyncio.iscoroutine(tokenizer):  # so in older versions
+            tokenizer = await tokenizer
+        if not request.messages:
+            return list(tokenizer(request.prompt)["input_ids"])
+        turns = [{"role": m.role, "content": m.content} for m in request.messages]
+        try:
+            made = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+        except Exception as error:  # a chat template may fail in any way
+            raise InvalidRequest("the model's chat template does not take these messages", field="messages") from error
+        return list(made["input_ids"])
+
+
+def _parameters(request: EngineRequest, room: int) -> SamplingParams:
+    asked = request.sampling
+    return SamplingParams(
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k or -1,
+        max_tokens=min(asked.max_tokens, room),
+        stop=list(asked.stop),
+        seed=asked.seed,
+        logprobs=asked.logprobs,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _logprobs(tokens: list[int], given: Any) -> tuple[TokenLogprob, ...]:
+    if not given:
+        return ()
+    named = []
+    for token, rivals in zip(tokens, given, strict=False):
+        ranked = sorted(rivals.items(), key=lambda item: item[1].rank)
+        top = tuple(TokenLogprob(i, one.decoded_token or "", one.logprob) for i, one in ranked)
+        own = rivals[token]
+        named.append(TokenLogprob(token, own.decoded_token or "", own.logprob, top))
+    return tuple(named)
+
+
+def _end(answer: Any, prompt_tokens: int, made: int, cached: int) -> End:
+    if answer.finish_reason == "length":
+        return End("length", prompt_tokens, made, cached_prompt_tokens=cached)
+    if isinstance(answer.stop_reason, str):
+        return End("stop_sequence", prompt_tokens, made, answer.stop_reason, cached)
+    return End("stop", prompt_tokens, made, cached_prompt_tokens=cached)
