@@ -28,7 +28,7 @@ from ladr.config_sources import (
     read_file,
 )
 from ladr.config_sources import Source as _Source
-from ladr.config_types import Addresses, AnyDuration, Bytes, Duration, Pairs, Port, duration_text, models
+from ladr.config_types import Addresses, AnyDuration, AsModels, Bytes, Duration, Pairs, Port, duration_text
 
 __all__ = ["ConfigError", "Section", "Settings", "default_worker_id", "env_name", "load", "plain"]
 
@@ -136,7 +136,7 @@ class WorkerSettings(Server):
     engine: Literal["llamacpp", "transformers", "openai", "vllm", "simulated"] = Field(
         "llamacpp", description="what runs the models"
     )
-    models: Annotated[tuple[ModelSettings, ...], models] = Field(
+    models: Annotated[tuple[ModelSettings, ...], AsModels] = Field(
         (ModelSettings(name="smollm2-135m"),), description="models to load at the start; short: name=source,name=source"
     )
     model_root: Path = Field(Path("models"), description="directory that models may be loaded from")

@@ -88,4 +88,4 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Address = Annotated[str, BeforeValidator(_address)]
 Addresses = Annotated[tuple[Address, ...], BeforeValidator(_list), Field(min_length=1)]
 Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
-models = BeforeValidator(_models)
+AsModels = BeforeValidator(_models)

@@ -42,7 +42,7 @@ class Ladr(click.Group):
         except click.UsageError as error:
             _end(_with_help(error), MISUSE)
         except click.ClickException as error:
-            _end(error.format_message(), FAILED)
+            _end(error.format_message(), error.exit_code)
         except (ConfigError, InvalidRequest) as error:
             _end(str(error), MISUSE)
         except (LadrError, OSError) as error:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
 from ladr import config
+from ladr.cli.misuse import Misuse
 from ladr.cli.ports import FreePorts, is_free, reachable
 from ladr.config import Settings, env_name
 
@@ -41,10 +40,10 @@ class Child:
 def plan(settings: Settings, count: int | None = None) -> list[Child]:
     """The processes, in the order in which they start. `count`: workers; else up.fleet or up.workers says.
 
-    Raises: click.UsageError: a port is in use, or is given twice.
+    Raises: Misuse: a port is in use, or is given twice.
     """
     if count is not None and settings.up.fleet:
-        raise click.UsageError("--workers does not go with up.fleet, which has one entry a worker; take one away")
+        raise Misuse("--workers does not go with up.fleet, which has one entry a worker; take one away")
     with FreePorts() as free:
         metrics = _child("metrics", "metrics", settings.metrics, free)
         bus = {env_name("router", "bus"): metrics.address, env_name("worker", "bus"): metrics.address}
@@ -91,10 +90,14 @@ def _check(children: list[Child]) -> None:
     for child in children:
         for key, port in child.ports:
             if port in owners:
-                raise click.UsageError(f"port {port} is given to {owners[port]} and to {child.name}; set another {key}")
+                raise Misuse(f"port {port} is given to {owners[port]} and to {child.name}; set another {key}")
             owners[port] = child.name
-            if not is_free(child.host, port):
-                raise click.UsageError(f"port {port} is in use: set {key} or stop what uses it")
+            try:
+                free = is_free(child.host, port)
+            except OSError as error:
+                raise Misuse(f"{child.host}:{port} cannot be used ({error.strerror}): set {key} or its host") from None
+            if not free:
+                raise Misuse(f"port {port} is in use: set {key} or stop what uses it")
 
 
 def _text(value: Any) -> str:

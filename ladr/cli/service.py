@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ladr.cli.flags import config_option, load, setting_flags, taken
+from ladr.cli.misuse import Misuse
 
 SERVICES = ("router", "worker", "metrics")
 
@@ -24,14 +25,14 @@ _WHAT = {
 def service_argv(service: str, config_file: Path | None) -> list[str]:
     """The command line of a service's process.
 
-    Raises: click.UsageError: the services are not installed here.
+    Raises: Misuse: the services are not installed here.
     """
     try:
         found = importlib.util.find_spec(f"services.{service}.__main__")
     except ImportError:
         found = None
     if found is None:
-        raise click.UsageError(
+        raise Misuse(
             "the services are not installed here, only the client: run this from a checkout of LADR (make setup)"
         )
     # -P: not what lies in the current directory, but what was found just now.
