@@ -70,8 +70,11 @@ def _worker(settings: Settings, position: int, free: FreePorts, bus: Mapping[str
 def _child(
     name: str, service: str, server: config.Server, free: FreePorts, environ: Mapping[str, str] | None = None
 ) -> Child:
-    port = server.port or free.take(server.host)
-    http_port = server.http_port or free.take(server.host)
+    try:
+        port = server.port or free.take(server.host)
+        http_port = server.http_port or free.take(server.host)
+    except OSError as error:
+        raise Misuse(f"{server.host} cannot be listened on ({error.strerror}): set {service}.host") from None
     own = {env_name(service, "port"): str(port), env_name(service, "http_port"): str(http_port)}
     return Child(
         name=name,
@@ -95,7 +98,8 @@ def _check(children: list[Child]) -> None:
             try:
                 free = is_free(child.host, port)
             except OSError as error:
-                raise Misuse(f"{child.host}:{port} cannot be used ({error.strerror}): set {key} or its host") from None
+                where = f"{child.host}:{port}"
+                raise Misuse(f"{where} cannot be listened on ({error.strerror}): set {key} or its host") from None
             if not free:
                 raise Misuse(f"port {port} is in use: set {key} or stop what uses it")
 

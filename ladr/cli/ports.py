@@ -13,7 +13,10 @@ def reachable(host: str) -> str:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now. Raises: OSError: not an address of this machine, or not ours to use."""
+    """Whether a server could listen there now.
+
+    Raises: OSError: not an address of this machine, or a port that is not for us; its `strerror` is fit for people.
+    """
     try:
         _listener(host, port).close()
     except OSError as error:
@@ -27,7 +30,7 @@ class FreePorts(ExitStack):
     """Takes free ports, no two alike; they are given back when it is left, and are then for servers to take."""
 
     def take(self, host: str) -> int:
-        """A free port on that host."""
+        """A free port on that host. Raises: OSError: as `is_free`."""
         return int(self.enter_context(_listener(host, 0)).getsockname()[1])
 
 
