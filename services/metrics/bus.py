@@ -35,7 +35,8 @@ class Update:
 class Bus:
     """Hears reports, from workers and from the backend, and tells by ticks that there is news.
 
-    A tick comes at once after a change, though not within `update_interval` of the last, and after 150 ms without a change.
+    A tick comes at once after a change, though not within `update_interval` (150 ms at most) of the last, and after 150 ms
+    without a change.
     """
 
     def __init__(

@@ -87,13 +87,15 @@ class RedisBackend:
             asyncio.create_task(self._keep("reader", self._read)),
         ]
         try:
-            await asyncio.gather(*tasks)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
             # redis-py sends through asyncio.wait_for, which may swallow a cancellation before Python 3.12: ask again.
             while pending := [task for task in tasks if not task.done()]:
                 for task in pending:
                     task.cancel()
-                await asyncio.wait(pending, timeout=0.1)
+                await asyncio.wait(pending, timeout=0.05)
 
     def _client(self) -> Redis:
         return Redis.from_url(

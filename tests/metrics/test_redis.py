@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 import pytest
@@ -12,6 +13,7 @@ from ladr.config import ConfigError
 from ladr.v1.fleet_pb2 import WORKER_STATE_STOPPED
 from services.common.server import NOT_SERVING, SERVING
 from services.metrics.app import STORE, App
+from services.metrics.redis_backend import RedisBackend
 from services.metrics.servicer import NAME
 from tests.metrics.buses import health, publish, report, reporting, running, settings, until, watching
 from tests.redis_server import RedisServer
@@ -166,6 +168,20 @@ async def test_what_does_not_take_writes_is_degraded_without_flapping(redis: Red
             assert all(update.degraded for _, update in watcher.updates[seen:])
             client.config_set("maxmemory", "0")
         assert await until(lambda: not watcher.degraded) < HEALED_S
+
+
+async def test_a_backend_that_is_cancelled_at_any_moment_ends(redis: RedisServer) -> None:
+    rng = random.Random(1)
+    for _ in range(20):
+        backend = RedisBackend(settings(redis))
+        run = asyncio.create_task(backend.run(lambda report, heard_s: None))
+        cancel_s = time.monotonic() + rng.uniform(0.005, 0.05)
+        while time.monotonic() < cancel_s:
+            backend.send(report(), time.monotonic())
+            await asyncio.sleep(0.0005)
+        run.cancel()
+        await asyncio.wait({run}, timeout=1.0)
+        assert run.cancelled()
 
 
 async def test_garbage_in_redis_is_passed_over(redis: RedisServer) -> None:
