@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from ladr.v1 import generation_pb2, router_pb2_grpc
+from ladr.v1 import generation_pb2, router_pb2, router_pb2_grpc
 
 
 @dataclass
@@ -104,4 +104,18 @@ async def until(true: Callable[[], bool], within_s: float, what: str) -> float:
         if time.monotonic() - began_s > within_s:
             raise AssertionError(f"not within {within_s} s: {what}")
         await asyncio.sleep(0.01)
+    return time.monotonic() - began_s
+
+
+async def workers_of(channel: grpc.aio.Channel) -> dict[str, router_pb2.WorkerInfo]:
+    answer = await router_pb2_grpc.RouterStub(channel).ListWorkers(router_pb2.ListWorkersRequest())
+    return {info.report.worker_id: info for info in answer.workers}
+
+
+async def eligible(channel: grpc.aio.Channel, *names: str, within_s: float = 10.0) -> float:
+    """Wait until just these workers are eligible; gives the seconds that it took."""
+    began_s = time.monotonic()
+    while {name for name, info in (await workers_of(channel)).items() if info.eligible} != set(names):
+        assert time.monotonic() - began_s < within_s, await workers_of(channel)
+        await asyncio.sleep(0.02)
     return time.monotonic() - began_s

@@ -153,4 +153,9 @@ async def mesh(
             for n in range(1, workers + 1)
         ]
         await asyncio.gather(*(one.start() for one in fleet))
-        yield Mesh(metrics, front, fleet)
+        try:
+            yield Mesh(metrics, front, fleet)
+        except BaseException:
+            for one in (metrics, front, *fleet):
+                print(f"--- {one.service} {one.pid}\n{one.log}")
+            raise

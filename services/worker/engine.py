@@ -55,7 +55,8 @@ class TokenLogprob:
 class Piece:
     """One or more tokens. `text` never splits a character; it is empty while one is still in parts.
 
-    `token_ids` is empty where the engine does not tell them; `count` (≥ 1) is right all the same.
+    `token_ids` is empty where the engine does not tell them; `count` is right all the same. It is 0 only for text that was held
+    back as the possible beginning of a stop string and turned out to be none.
     """
 
     text: str

@@ -97,13 +97,14 @@ class Models:
         task = asyncio.create_task(self._load(model))
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
-        last = None
+        told = None
         while True:
             status = model.status()
-            if status != last:
-                last = status
+            if status != told:
+                told = status
                 yield status
-            if model.state == _FAILED and model.error:
+                continue  # it may have moved on meanwhile
+            if model.error:
                 raise model.error
             if model.state != _LOADING:
                 return

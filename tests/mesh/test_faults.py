@@ -6,29 +6,16 @@ import asyncio
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 from statistics import quantiles
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ladr.v1 import generation_pb2, router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.load import Load, Outcome, ask, channel_to
+from tests.load import Load, Outcome, ask, channel_to, eligible, workers_of
 from tests.processes import Process, mesh
 from tests.redis_server import RedisServer
-
-
-async def workers_of(channel: grpc.aio.Channel) -> dict[str, router_pb2.WorkerInfo]:
-    answer = await router_pb2_grpc.RouterStub(channel).ListWorkers(router_pb2.ListWorkersRequest())
-    return {info.report.worker_id: info for info in answer.workers}
-
-
-async def eligible(channel: grpc.aio.Channel, *names: str, within_s: float = 10.0) -> float:
-    """Wait until just these workers are eligible; gives the seconds that it took."""
-    began_s = time.monotonic()
-    while {name for name, info in (await workers_of(channel)).items() if info.eligible} != set(names):
-        assert time.monotonic() - began_s < within_s, await workers_of(channel)
-        await asyncio.sleep(0.02)
-    return time.monotonic() - began_s
 
 
 def failed(outcomes: list[Outcome]) -> list[Outcome]:
@@ -140,14 +127,14 @@ async def test_a_bus_that_restarts_loses_no_worker_and_no_request() -> None:
         assert not failed(load.outcomes)
 
 
-async def test_redis_restarted_five_times_under_load_fails_no_request() -> None:
-    async with RedisServer() as redis:
+async def test_redis_restarted_five_times_under_load_fails_no_request(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as redis:
         bus = {"LADR_METRICS__BACKEND": "redis", "LADR_METRICS__REDIS_URL": redis.url}
         async with mesh(2, bus=bus) as m, channel_to(m.router.address) as channel:
             await eligible(channel, "worker-1", "worker-2")
             async with Load(channel, per_s=40) as load:
                 for _ in range(5):
-                    await redis.restart()
+                    await asyncio.to_thread(redis.restart)
                     await eligible(channel, "worker-1", "worker-2", within_s=1)
                     await asyncio.sleep(0.3)
             assert not failed(load.outcomes)

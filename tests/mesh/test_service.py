@@ -14,21 +14,25 @@ from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ladr.status import from_rpc
 from ladr.v1 import fleet_pb2, generation_pb2, router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.load import ask, channel_to
+from tests.load import ask, channel_to, eligible
 from tests.processes import Mesh, Process, mesh
 
 GRPCURL = str(Path(sys.executable).parent / "grpcurl")
 
 
-@pytest.fixture(scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet() -> AsyncIterator[Mesh]:
     async with mesh(2) as m, channel_to(m.router.address) as channel:
-        await routable(channel)
+        await eligible(channel, "worker-1", "worker-2")
         yield m
 
 
@@ -266,7 +270,7 @@ async def test_sigterm_finishes_streams_refuses_new_ones_and_exits_0(service: st
             await asyncio.sleep(0.3)
             victim.send(signal.SIGTERM)
             outcome = await answer
-            assert (outcome.error, outcome.finished) == (None, 1)
+            assert (outcome.error, outcome.finished) == (None, 1), outcome
             assert await victim.ended(10) == 0
             if service == "router":
                 assert (await ask(channel, timeout_s=2)).error in (

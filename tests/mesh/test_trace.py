@@ -12,7 +12,7 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from ladr import Client
 from tests.processes import mesh
@@ -26,7 +26,9 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.spans: list[trace_pb2.Span] = []
 
-    async def Export(self, request: trace_service_pb2.ExportTraceServiceRequest, context: object) -> object:  # grpc's name
+    async def Export(
+        self, request: trace_service_pb2.ExportTraceServiceRequest, context: object
+    ) -> object:  # grpc's name
         for resource in request.resource_spans:
             for scope in resource.scope_spans:
                 self.spans.extend(scope.spans)
@@ -49,7 +51,7 @@ async def test_client_router_worker_and_engine_are_one_trace(client_spans: Trace
     await server.start()
     try:
         endpoint = f"http://127.0.0.1:{port}"
-        client_spans.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True)))
+        client_spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True)))
         async with mesh(1, everybody={"LADR_TELEMETRY__OTLP_ENDPOINT": endpoint}) as m:
             async with Client(m.router.address) as client:
                 await client.wait_ready(10)
@@ -58,6 +60,7 @@ async def test_client_router_worker_and_engine_are_one_trace(client_spans: Trace
             wanted = {"ladr.v1.Router/Generate", "attempt", "ladr.v1.Worker/Generate", "queue", "prefill", "decode"}
             async with asyncio.timeout(10):
                 while not wanted <= by_name.keys():
+                    await asyncio.to_thread(client_spans.force_flush)
                     await asyncio.sleep(0.1)
                     by_name.update({span.name: span for span in receiver.spans})
     finally:

@@ -86,7 +86,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         given = self.sampling.seed
-        self.seed = random.getrandbits(63) if given is None else given  # noqa: S311  # a sampler's seed, no secret
+        self.seed = random.getrandbits(63) if given is None else given  # a sampler's seed, no secret
 
     @property
     def prefilled(self) -> bool:
@@ -131,7 +131,7 @@ class Batch:
         """Take a sequence in; there must be a free slot."""
         self._rows.append(sequence)
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out; the last row takes its place."""
         row = self._rows.index(sequence)
@@ -142,7 +142,7 @@ class Batch:
             self._rows[row] = self._rows[last]
         self._rows.pop()
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
     def step(self) -> list[Step]:
         """One chunk of a prompt, if one waits, and one token for each sequence that has read its prompt."""
         steps: list[Step] = []
@@ -193,9 +193,7 @@ class Batch:
         return logits
 
 
-def choose(
-    logits: torch.Tensor, sampling: Sampling, seed: int, position: int
-) -> tuple[int, TokenLogprob | None]:
+def choose(logits: torch.Tensor, sampling: Sampling, seed: int, position: int) -> tuple[int, TokenLogprob | None]:
     """The next token from logits [vocabulary], and its log-probability under the model if it was asked for.
 
     The draw is by Gumbel noise from a generator keyed by (seed, position).

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import EngineFailed, InvalidRequest, LadrError, PromptTooLong
-from services.worker.engine import End, EngineRequest, Gauges, Piece
+from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
 from services.worker.engines.batching import Batch, Sequence, Step
 from services.worker.engines.sources import locate
 from services.worker.text import StopScanner
@@ -29,6 +29,7 @@ log = structlog.get_logger()
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CLOSE_S = 10.0
+_WINDOW = 8  # tokens that are decoded together to find the text of the last
 
 
 @dataclass(eq=False)
@@ -38,10 +39,17 @@ class _Answer:
     request: EngineRequest
     emit: Callable[[Piece | End | LadrError], None]
     cancelled: threading.Event = field(default_factory=threading.Event)
-    sequence: Sequence | None = None
-    scanner: StopScanner | None = None
-    shown: int = 0  # characters of the answer that were emitted or lie in the scanner
-    prefix: int = 0  # first token of the window that is decoded anew for each token
+
+
+@dataclass(eq=False)
+class _Running:
+    """An answer in the batch, and how far its text is."""
+
+    answer: _Answer
+    sequence: Sequence
+    scanner: StopScanner
+    prefix: int  # first token of the window that is decoded anew for each token
+    shown: int = 0  # characters of that window that were emitted or lie in the scanner
 
 
 class TransformersEngine:
@@ -72,7 +80,10 @@ class TransformersEngine:
             inbox.append(event)
             news.set()
 
-        answer = _Answer(request, lambda event: loop.call_soon_threadsafe(deliver, event))
+        def emit(event: Piece | End | LadrError) -> None:
+            loop.call_soon_threadsafe(deliver, event)
+
+        answer = _Answer(request, emit)
         model.submit(answer)
         try:
             while True:
@@ -104,6 +115,7 @@ class TransformersEngine:
         try:
             config = AutoConfig.from_pretrained(where, **options)
             tokenizer = AutoTokenizer.from_pretrained(where, **options)
+            _refuse_other_caches(config)
             progress(0.1)
             weights = AutoModelForCausalLM.from_pretrained(
                 where, dtype=self._dtype(config), **options, **({} if gguf else {"use_safetensors": True})
@@ -139,7 +151,7 @@ class _Model(threading.Thread):
         self._tokenizer = tokenizer
         self._ends = ends
         self._arrivals: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()  # bounded by the worker's slots
-        self._running: dict[Sequence, _Answer] = {}
+        self._running: dict[Sequence, _Running] = {}
         self._closing = False
         self.batch = batch
         self.held_tokens = 0
@@ -159,17 +171,17 @@ class _Model(threading.Thread):
     def run(self) -> None:
         while not self._closing:
             self._admit(wait=not self._running)
-            for sequence, answer in list(self._running.items()):
-                if answer.cancelled.is_set():
-                    self._drop(sequence)
+            for running in list(self._running.values()):
+                if running.answer.cancelled.is_set():
+                    self._drop(running)
             try:
                 for step in self.batch.step():
                     self._take(step)
             except Exception:
                 log.exception("step_broke", model=self.name)
-                for sequence, answer in list(self._running.items()):
-                    answer.emit(EngineFailed("the engine failed on this request"))
-                    self._drop(sequence)
+                for running in list(self._running.values()):
+                    running.answer.emit(EngineFailed("the engine failed on this request"))
+                    self._drop(running)
             self.held_tokens = self.batch.held_tokens
 
     def _admit(self, wait: bool) -> None:
@@ -188,10 +200,8 @@ class _Model(threading.Thread):
                 log.exception("prompt_broke", model=self.name)
                 answer.emit(InvalidRequest("the model's chat template does not take these messages", field="messages"))
                 continue
-            answer.sequence = sequence
-            answer.scanner = StopScanner(answer.request.sampling.stop)
-            answer.prefix = sequence.prompt_length
-            self._running[sequence] = answer
+            scanner = StopScanner(answer.request.sampling.stop)
+            self._running[sequence] = _Running(answer, sequence, scanner, prefix=sequence.prompt_length)
             self.batch.add(sequence)
 
     def _sequence(self, request: EngineRequest) -> Sequence:
@@ -210,60 +220,53 @@ class _Model(threading.Thread):
 
     def _take(self, step: Step) -> None:
         """Emit the text that a new token completes, and the end if it is one."""
-        sequence = step.sequence
-        answer = self._running[sequence]
-        assert answer.scanner
+        running, sequence = self._running[step.sequence], step.sequence
         made = len(sequence.tokens) - sequence.prompt_length
         if step.token in self._ends:
-            self._end(answer, sequence, "stop", made - 1)
+            self._end(running, End("stop", sequence.prompt_length, made - 1))
             return
-        text, stopped = answer.scanner.feed(self._new_text(answer, sequence))
-        logprobs = ()
-        if step.logprob:
-            named = [replace(one, token=self._tokenizer.decode([one.token_id])) for one in step.logprob.top]
-            logprobs = (replace(step.logprob, token=self._tokenizer.decode([step.token]), top=tuple(named)),)
+        text, stopped = running.scanner.feed(self._new_text(running))
         full = len(sequence.tokens) >= sequence.limit
         if full and not stopped:
-            text += self._rest(answer, sequence)
-        answer.emit(Piece(text, (step.token,), 1, logprobs))
+            text += running.scanner.flush()
+        running.answer.emit(Piece(text, (step.token,), 1, self._logprobs(step)))
         if stopped:
-            self._end(answer, sequence, "stop_sequence", made, stopped)
+            self._end(running, End("stop_sequence", sequence.prompt_length, made, stopped))
         elif full:
-            self._end(answer, sequence, "length", made)
+            self._end(running, End("length", sequence.prompt_length, made))
 
-    def _end(
-        self, answer: _Answer, sequence: Sequence, reason: Any, made: int, stopped: str = ""
-    ) -> None:
-        if reason == "stop" and (text := self._rest(answer, sequence)):
-            # held back as the possible beginning of a stop string
-            answer.emit(Piece(text, (), 0))
-        answer.emit(End(reason, sequence.prompt_length, made, stop_sequence=stopped))
-        self._drop(sequence)
+    def _end(self, running: _Running, end: End) -> None:
+        if held := running.scanner.flush():
+            running.answer.emit(Piece(held, (), 0))
+        running.answer.emit(end)
+        self._drop(running)
 
-    def _rest(self, answer: _Answer, sequence: Sequence) -> str:
-        assert answer.scanner
-        return answer.scanner.flush()
-
-    def _new_text(self, answer: _Answer, sequence: Sequence) -> str:
+    def _new_text(self, running: _Running) -> str:
         """Text that the last token completes: what decoding a window with it has over decoding it without.
 
         Empty while the window ends inside a character. The window then grows; else it moves on, so that this stays cheap.
         """
-        window = sequence.tokens[answer.prefix :]
+        window = running.sequence.tokens[running.prefix :]
         text: str = self._tokenizer.decode(window, skip_special_tokens=True)
-        if text.endswith("�"):
+        if text.endswith("\ufffd"):
             return ""
-        new = text[answer.shown :]
-        if len(window) > 8:  # keep the last token as context for the spaces before the next
-            answer.prefix = len(sequence.tokens) - 1
-            answer.shown = len(self._tokenizer.decode(window[-1:], skip_special_tokens=True))
+        new = text[running.shown :]
+        if len(window) > _WINDOW:  # keep the last token, as context for a space before the next
+            running.prefix = len(running.sequence.tokens) - 1
+            running.shown = len(self._tokenizer.decode(window[-1:], skip_special_tokens=True))
         else:
-            answer.shown = len(text)
+            running.shown = len(text)
         return new
 
-    def _drop(self, sequence: Sequence) -> None:
-        del self._running[sequence]
-        self.batch.remove(sequence)
+    def _logprobs(self, step: Step) -> tuple[TokenLogprob, ...]:
+        if step.logprob is None:
+            return ()
+        named = [replace(one, token=self._tokenizer.decode([one.token_id])) for one in step.logprob.top]
+        return (replace(step.logprob, token=self._tokenizer.decode([step.token]), top=tuple(named)),)
+
+    def _drop(self, running: _Running) -> None:
+        del self._running[running.sequence]
+        self.batch.remove(running.sequence)
 
 
 def _ends(network: Any, tokenizer: Any) -> frozenset[int]:
@@ -271,3 +274,10 @@ def _ends(network: Any, tokenizer: Any) -> frozenset[int]:
     given = getattr(network.generation_config, "eos_token_id", None)
     ends = set(given) if isinstance(given, list) else {given}
     return frozenset(int(one) for one in ends | {tokenizer.eos_token_id} if one is not None)
+
+
+def _refuse_other_caches(config: Any) -> None:
+    """Raises: InvalidRequest: a layer keeps something else than the keys and values of all tokens."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
+        raise InvalidRequest("this engine serves models of plain attention only; use vllm for this one", field="source")

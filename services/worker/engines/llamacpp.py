@@ -1,0 +1,393 @@
+"""The `llamacpp` engine: GGUF models in this process, through xllamacpp.
+
+The life of a request: a thread of the pool hands it to llama.cpp and stays there until the answer is complete. llama.cpp
+calls that thread back with each token, and while it reads the prompt after each batch; `_Answer` makes pieces of that, and
+the event loop is handed them one by one. A callback that returns True ends the generation, which is how stop strings and
+cancellation work. Cancelling takes one batch at most, in the prompt too: on a CPU batches are therefore kept small.
+
+What xllamacpp does not allow: it holds the interpreter's lock while it makes and frees a model (0.3 s and 0.05 s for
+135M), so that nothing else in the process runs. The file is read into the page cache beforehand, which keeps that short.
+Its HTTP listener cannot be turned off: it gets a Unix socket in a private directory, which is deleted at once, and a random
+key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import struct
+import tempfile
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import xllamacpp
+
+from ladr.config import ModelSettings, WorkerSettings
+from ladr.errors import EngineFailed, InvalidRequest, LadrError, NotFound, PromptTooLong
+from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
+from services.worker.engines.sources import locate
+from services.worker.text import StopScanner, token_logprobs
+
+_CANCEL_S = 0.25
+_CPU_BATCH = 16  # prompt tokens a batch: 0.1 s for 135M on one thread; larger ones are up to a quarter faster
+_CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to a multiple of this
+_READ_BYTES = 8 << 20
+_SEEDS = 2**32 - 1  # the last 32-bit seed means "a random one"
+
+_STRING, _ARRAY = 8, 9
+_GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
+_GGUF_STRING_BYTES = 16 << 20
+
+Event = Piece | End | LadrError
+
+
+@dataclass
+class _Model:
+    """A loaded model; `server` is llama.cpp's, or None once it is freed."""
+
+    server: Any
+    context: int
+
+    def free(self) -> None:
+        self.server = None
+
+
+class LlamaCppEngine:
+    """One llama.cpp server a model, `slots` requests in each; the context of a slot is a multiple of 256 tokens."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._models: dict[str, _Model] = {}
+        self._open: set[_Answer] = set()
+        self._generators = ThreadPoolExecutor(settings.slots, "llamacpp")
+        self._loader = ThreadPoolExecutor(1, "llamacpp-load")
+
+    async def load(self, model: ModelSettings, progress: Callable[[float], None]) -> int:
+        loaded = await asyncio.get_running_loop().run_in_executor(self._loader, self._load, model, progress)
+        self._models[model.name] = loaded
+        return loaded.context
+
+    async def unload(self, name: str) -> None:
+        model = self._models.pop(name)
+        await asyncio.get_running_loop().run_in_executor(self._loader, model.free)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece | End]:
+        model = self._models.get(request.model)
+        if model is None:
+            raise NotFound("the model is not loaded", resource=("model", request.model))
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()  # holds max_tokens pieces at most
+
+        def emit(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        answer = _Answer(request)
+        self._open.add(answer)
+        work = loop.run_in_executor(self._generators, _run, model, answer, emit)
+        try:
+            while True:
+                event = await events.get()
+                if isinstance(event, LadrError):
+                    raise event
+                yield event
+                if isinstance(event, End):
+                    return
+        finally:
+            answer.cancelled.set()
+            await asyncio.wait({work}, timeout=_CANCEL_S)
+            self._open.discard(answer)
+
+    def gauges(self) -> Gauges:
+        room = self._settings.slots * sum(model.context for model in tuple(self._models.values()))
+        held = sum(answer.prompt_tokens + answer.made for answer in tuple(self._open))
+        return Gauges(kv_used_ratio=min(held / room, 1.0) if room else None)
+
+    async def close(self) -> None:
+        for name in tuple(self._models):
+            await self.unload(name)
+        await asyncio.get_running_loop().run_in_executor(self._loader, self._generators.shutdown)
+        self._loader.shutdown()
+
+    def _load(self, model: ModelSettings, progress: Callable[[float], None]) -> _Model:
+        progress(0.0)
+        path = _file(model.source, self._settings.model_root)
+        trained = trained_context(path)
+        asked = model.context_tokens or self._settings.context_tokens
+        context = min(-(-asked // _CONTEXT_STEP) * _CONTEXT_STEP, trained)
+        _read_ahead(path, lambda ratio: progress(0.9 * ratio))
+        with tempfile.TemporaryDirectory(prefix="ladr-") as private:
+            try:
+                server = xllamacpp.Server(self._parameters(path, context, f"{private}/llama.sock"))
+            except (RuntimeError, ValueError):
+                raise InvalidRequest(
+                    "llama.cpp cannot load the source: damaged, of an unknown architecture, or too large for the memory",
+                    field="source",
+                ) from None
+        progress(1.0)
+        return _Model(server, context)
+
+    def _parameters(self, path: Path, context: int, socket: str) -> Any:
+        settings = self._settings
+        parameters = xllamacpp.CommonParams()
+        parameters.model.path = str(path)
+        parameters.n_parallel = settings.slots
+        parameters.n_ctx = context * settings.slots
+        parameters.n_gpu_layers = settings.gpu_layers
+        for threads in (parameters.cpuparams, parameters.cpuparams_batch):
+            threads.n_threads = settings.threads
+        if settings.gpu_layers == 0 or not _has_gpu():
+            parameters.n_batch = parameters.n_ubatch = _CPU_BATCH + settings.slots
+        parameters.fit_params = False  # the context is as configured, or the load fails
+        parameters.cache_ram_mib = 0  # prompts are cached in the slots, not in further memory
+        parameters.warmup = False
+        parameters.force_pure_content_parser = True
+        parameters.verbosity = -1
+        parameters.hostnames = [socket]
+        parameters.api_keys = [secrets.token_urlsafe(32)]
+        parameters.n_threads_http = 1
+        parameters.ui = parameters.endpoint_slots = False
+        return parameters
+
+
+class _Answer:
+    """What llama.cpp has said of one request. Made on the event loop, then used by one thread alone.
+
+    Attributes:
+        prompt_tokens, made: tokens of the prompt, and tokens generated so far, for the gauges.
+        cancelled: nobody wants the rest.
+        ended: an End was given.
+    """
+
+    def __init__(self, request: EngineRequest) -> None:
+        self.request = request
+        self.cancelled = threading.Event()
+        self.prompt_tokens = 0
+        self.made = 0
+        self.ended = False
+        self._given = 0
+        self._cached = 0
+        self._reason: Literal["stop", "length"] = "length"
+        self._silent: tuple[TokenLogprob, ...] = ()  # tokens without text of their own that await the next piece
+        self._scanner = StopScanner(request.sampling.stop)
+
+    def take(self, chunk: Mapping[str, Any]) -> Iterator[Piece | End]:
+        """The events in one chunk of an OpenAI stream.
+
+        Raises: PromptTooLong, InvalidRequest, EngineFailed: the chunk is an error.
+        """
+        if error := chunk.get("error"):
+            raise _failure(error)
+        self._count(chunk)
+        choice: Mapping[str, Any] = next(iter(chunk.get("choices") or ()), {})
+        if choice.get("finish_reason") == "stop":
+            self._reason = "stop"
+        alternatives = max(1, self.request.sampling.logprobs or 0)
+        self._silent += token_logprobs((choice.get("logprobs") or {}).get("content") or (), alternatives)
+        if text := choice.get("text") or choice.get("delta", {}).get("content"):
+            yield from self._say(text)
+        if (usage := chunk.get("usage")) and not self.ended:
+            yield from self._finish(usage)
+
+    def _count(self, chunk: Mapping[str, Any]) -> None:
+        if progress := chunk.get("prompt_progress"):
+            self.prompt_tokens, self._cached = progress["total"], progress["cache"]
+        if timings := chunk.get("timings"):
+            self.made = timings["predicted_n"]
+
+    def _say(self, text: str) -> Iterator[Piece | End]:
+        """A piece for the tokens since the last; llama.cpp tells only the last of those that make up one character."""
+        tokens, self._silent = self._silent, ()
+        count, self._given = self.made - self._given, self.made
+        text, stopped = self._scanner.feed(text)
+        if len(tokens) == count:
+            yield Piece(text, tuple(token.token_id for token in tokens), count, self._logprobs(tokens))
+        else:
+            yield Piece(text, (), count)
+        if stopped:
+            yield self._end("stop_sequence", stopped)
+
+    def _finish(self, usage: Mapping[str, Any]) -> Iterator[Piece | End]:
+        self.made = usage["completion_tokens"]
+        if self._reason == "stop":
+            self.made = max(self._given, self.made - 1)  # the last was the end-of-turn token
+        held = self._scanner.flush()
+        if held or self.made > self._given:
+            yield Piece(held, (), self.made - self._given)
+        yield self._end(self._reason)
+
+    def _end(self, reason: Literal["stop", "length", "stop_sequence"], stopped: str = "") -> End:
+        self.ended = True
+        return End(reason, self.prompt_tokens, self.made, stopped, self._cached)
+
+    def _logprobs(self, tokens: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
+        wanted = self.request.sampling.logprobs
+        if wanted is None:
+            return ()
+        return tuple(TokenLogprob(t.token_id, t.token, t.logprob, t.top[:wanted]) for t in tokens)
+
+
+def _run(model: _Model, answer: _Answer, emit: Callable[[Event], None]) -> None:
+    """Have one request answered; returns when llama.cpp is done with it."""
+    server = model.server
+    failed = False
+
+    def take(chunk: Mapping[str, Any]) -> bool:
+        nonlocal failed
+        if answer.cancelled.is_set():
+            return True
+        try:
+            for event in answer.take(chunk):
+                emit(event)
+        except LadrError as error:
+            failed = True
+            emit(error)
+        return failed or answer.ended
+
+    if answer.cancelled.is_set() or server is None:
+        return
+    try:
+        if answer.request.messages:
+            server.handle_chat_completions(_body(answer.request), take)
+        else:
+            server.handle_completions(_body(answer.request), take)
+    except (RuntimeError, ValueError):  # only what is raised before the first chunk gets here
+        failed = True
+        emit(InvalidRequest("the model's chat template refuses these messages", field="messages"))
+    if not (failed or answer.ended or answer.cancelled.is_set()):
+        emit(EngineFailed("llama.cpp ended without finishing the answer"))
+
+
+def _body(request: EngineRequest) -> dict[str, Any]:
+    """The request as llama.cpp takes it. Stop strings are ours: it does not say which one it met."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "timings_per_token": True,  # tells how many tokens a chunk stands for
+        "return_progress": True,  # calls back while the prompt is read
+        "max_tokens": min(sampling.max_tokens, 2**31 - 1),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": 0.0,
+    }
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed % _SEEDS
+    alternatives = max(1, sampling.logprobs or 0)  # token ids come with log-probabilities alone
+    if request.messages:
+        messages = [{"role": message.role, "content": message.content} for message in request.messages]
+        return body | {
+            "messages": messages,
+            "reasoning_format": "none",
+            "logprobs": True,
+            "top_logprobs": alternatives,
+        }
+    return body | {"prompt": request.prompt, "logprobs": alternatives}
+
+
+def _failure(error: Mapping[str, Any]) -> LadrError:
+    """llama.cpp's error as ours; its text may quote the prompt and is left out."""
+    if error.get("type") == "exceed_context_size_error":
+        return PromptTooLong(
+            f"the prompt has {error.get('n_prompt_tokens')} tokens, the model's context {error.get('n_ctx')}",
+            field="prompt",
+        )
+    if error.get("code") == 400:
+        return InvalidRequest("llama.cpp refuses the request")
+    return EngineFailed("llama.cpp failed on the request")
+
+
+def _file(source: str, root: Path) -> Path:
+    """The GGUF file of a source: the bundled one, or one under the model root.
+
+    Raises: NotFound: nothing there. InvalidRequest: it lies outside the model root, or is no file.
+    """
+    if not source:
+        return Path(*locate("", root))
+    try:
+        base = root.resolve()
+        path = (base / source).resolve()
+        inside, found, is_file = path.is_relative_to(base), path.exists(), path.is_file()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a name too long, a null byte
+        raise InvalidRequest("the source is not a path", field="source") from None
+    if not inside:
+        raise InvalidRequest("the source lies outside the model root", field="source")
+    if not found:
+        raise NotFound("no such file under the model root", resource=("model", source))
+    if not is_file:
+        raise InvalidRequest("llama.cpp loads a GGUF file, and the source is a directory", field="source")
+    return path
+
+
+def trained_context(path: Path) -> int:
+    """Context in tokens that the model in a GGUF file was trained for.
+
+    Raises: InvalidRequest: not a GGUF file, or its header makes no sense.
+    """
+    try:
+        with path.open("rb") as file:
+            return _trained_context(file)
+    except (OSError, ValueError, KeyError, struct.error):
+        raise InvalidRequest("the source is not a sound GGUF file", field="source") from None
+
+
+def _trained_context(file: BinaryIO) -> int:
+    """Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; keys are read as far as they are needed."""
+
+    def number(form: str) -> int:
+        value: int = struct.unpack(f"<{form}", file.read(struct.calcsize(form)))[0]
+        return value
+
+    def string() -> str:
+        length = number("Q")
+        if length > _GGUF_STRING_BYTES or len(data := file.read(length)) < length:
+            raise ValueError("string too long")
+        return data.decode("utf-8")
+
+    def skip(kind: int) -> None:
+        if kind == _STRING:
+            string()
+        elif kind == _ARRAY:
+            inner, count = number("I"), number("Q")
+            if inner != _STRING:
+                file.seek(_GGUF_SIZES[inner] * count, 1)
+                return
+            for _ in range(count):
+                string()
+        else:
+            file.seek(_GGUF_SIZES[kind], 1)
+
+    if file.read(4) != b"GGUF" or number("I") not in (2, 3):
+        raise ValueError("not GGUF")
+    tensors, pairs = number("Q"), number("Q")
+    if not 0 < tensors < 1 << 20:
+        raise ValueError("no tensors")
+    architecture = ""
+    for _ in range(pairs):
+        key, kind = string(), number("I")
+        if key == "general.architecture" and kind == _STRING:
+            architecture = string()
+        elif architecture and key == f"{architecture}.context_length" and kind in (4, 10):
+            if context := number("I" if kind == 4 else "Q"):
+                return context
+        else:
+            skip(kind)
+    raise ValueError("no context length")
+
+
+def _read_ahead(path: Path, progress: Callable[[float], None]) -> None:
+    """Bring a file into the page cache."""
+    size = max(path.stat().st_size, 1)
+    buffer = bytearray(_READ_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            progress(min(file.tell() / size, 1.0))
+
+
+def _has_gpu() -> bool:
+    cpu = xllamacpp.ggml_backend_dev_type.GGML_BACKEND_DEVICE_TYPE_CPU
+    return any(device["type"] != cpu for device in xllamacpp.get_device_info())
