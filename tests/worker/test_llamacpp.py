@@ -1,0 +1,343 @@
+"""The llama.cpp engine with the bundled 135M model, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from ladr.config import ModelSettings, WorkerSettings
+from ladr.errors import InvalidRequest, NotFound, PromptTooLong
+from services.worker import engines
+from services.worker.engine import End, EngineRequest, Message, Piece, Sampling
+from services.worker.engines.llamacpp import LlamaCppEngine, trained_context
+from services.worker.engines.sources import locate
+
+CANCEL_S = 0.25
+BUNDLED = Path(*locate("", Path()))
+PARROTS = "Emoji list: 🦜🐉🏰🧙🤖🎃👻🦄🐙🦑 again: 🦜🐉🏰🧙🤖🎃👻🦄🐙🦑 again: 🦜🐉"
+
+
+def serve(**settings: object) -> LlamaCppEngine:
+    """An engine with the bundled model as `chat`."""
+    engine = LlamaCppEngine(WorkerSettings.model_validate({"context_tokens": 512, **settings}))
+    asyncio.run(engine.load(ModelSettings(name="chat"), lambda _: None))
+    return engine
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[LlamaCppEngine]:
+    """An engine with one slot."""
+    engine = serve(slots=1)
+    yield engine
+    asyncio.run(engine.close())
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[LlamaCppEngine]:
+    """An engine with four slots."""
+    engine = serve(slots=4)
+    yield engine
+    asyncio.run(engine.close())
+
+
+def chat(text: str, **sampling: object) -> EngineRequest:
+    options = {"temperature": 0.0, "max_tokens": 24} | sampling
+    return EngineRequest("test", "chat", Sampling(**options), messages=(Message("user", text),))  # type: ignore[arg-type]
+
+
+def raw(text: str, **sampling: object) -> EngineRequest:
+    options = {"temperature": 0.0, "max_tokens": 24} | sampling
+    return EngineRequest("test", "chat", Sampling(**options), prompt=text)  # type: ignore[arg-type]
+
+
+async def answer(engine: LlamaCppEngine, request: EngineRequest) -> tuple[list[Piece], End]:
+    """All pieces and the end; whatever the request, they must agree with one another."""
+    pieces: list[Piece] = []
+    end = None
+    async with aclosing(engine.generate(request)) as events:
+        async for event in events:
+            assert end is None
+            if isinstance(event, End):
+                end = event
+            else:
+                pieces.append(event)
+    assert end is not None
+    assert sum(piece.count for piece in pieces) == end.completion_tokens <= request.sampling.max_tokens
+    assert all(len(piece.token_ids) in (0, piece.count) for piece in pieces)
+    return pieces, end
+
+
+def text_of(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+async def test_a_chat_goes_through_the_models_own_template(one: LlamaCppEngine) -> None:
+    turns = (Message("system", "You are brief."), Message("user", "Name a colour."))
+    by_hand = (
+        "".join(f"<|im_start|>{turn.role}\n{turn.content}<|im_end|>\n" for turn in turns) + "<|im_start|>assistant\n"
+    )
+    chat_pieces, chat_end = await answer(
+        one, EngineRequest("test", "chat", Sampling(0.0, max_tokens=8), messages=turns)
+    )
+    raw_pieces, raw_end = await answer(one, raw(by_hand, max_tokens=8))
+    assert text_of(chat_pieces) == text_of(raw_pieces) != ""
+    assert chat_end.prompt_tokens == raw_end.prompt_tokens
+
+
+async def test_an_answer_that_ends_by_itself_does_not_count_the_end_of_turn(one: LlamaCppEngine) -> None:
+    turns = (Message("system", "Answer with one word."), Message("user", "Say yes"))
+    pieces, end = await answer(one, EngineRequest("test", "chat", Sampling(0.0), messages=turns))
+    assert (text_of(pieces), end.reason, end.completion_tokens) == ("Yes", "stop", 1)
+    assert all(piece.token_ids for piece in pieces)
+
+
+async def test_a_raw_prompt_is_continued_without_a_template(one: LlamaCppEngine) -> None:
+    pieces, end = await answer(one, raw("The capital of France is", max_tokens=3))
+    assert text_of(pieces).startswith(" Paris")
+    assert end.prompt_tokens == 5
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+async def test_max_tokens_ends_an_answer_with_length(one: LlamaCppEngine, limit: int) -> None:
+    pieces, end = await answer(one, chat("Tell me a long story.", max_tokens=limit))
+    assert (end.reason, end.completion_tokens, len(pieces)) == ("length", limit, limit)
+
+
+async def test_the_context_ends_an_answer_with_length(one: LlamaCppEngine) -> None:
+    pieces, end = await answer(one, raw("hello " * 500, max_tokens=4096, stop=("@@",)))
+    assert end.reason == "length"
+    assert end.prompt_tokens + end.completion_tokens == pytest.approx(512, abs=1)
+    assert len(pieces) < 20
+
+
+async def test_a_stop_string_ends_the_answer_and_no_part_of_it_is_given_out(one: LlamaCppEngine) -> None:
+    whole, _ = await answer(one, chat("What is the capital of France?"))
+    stop = text_of(whole)[6:13]
+    pieces, end = await answer(one, chat("What is the capital of France?", stop=("never said", stop)))
+    assert (end.reason, end.stop_sequence) == ("stop_sequence", stop)
+    assert text_of(pieces) == text_of(whole).partition(stop)[0]
+    assert end.completion_tokens < sum(piece.count for piece in whole)
+    assert end.prompt_tokens > 10
+
+
+async def test_text_held_as_the_beginning_of_a_stop_string_comes_at_the_end(one: LlamaCppEngine) -> None:
+    whole, _ = await answer(one, raw("The capital of France is", max_tokens=1))
+    last = text_of(whole)[-1]
+    pieces, end = await answer(one, raw("The capital of France is", max_tokens=1, stop=(last + "@@",)))
+    assert (text_of(pieces), end.reason) == (text_of(whole), "length")
+
+
+async def test_an_emoji_of_several_tokens_is_never_split(one: LlamaCppEngine) -> None:
+    pieces, end = await answer(one, raw(PARROTS, max_tokens=20))
+    assert "🏰🧙🤖" in text_of(pieces)
+    assert not any("\ufffd" in piece.text for piece in pieces)
+    assert end.completion_tokens == 20
+
+
+@pytest.mark.parametrize("odd", ["a\0b", "\ufeff", "e\u0301\u200d\u202e", "👩🏽‍🚀", " ", "\r\n", "<|im_end|>"])
+async def test_odd_text_is_taken_as_it_is(one: LlamaCppEngine, odd: str) -> None:
+    for request in (chat(odd, max_tokens=2), raw(odd, max_tokens=2)):
+        _, end = await answer(one, request)
+        assert end.prompt_tokens > 0
+
+
+async def test_an_empty_message_is_answered(one: LlamaCppEngine) -> None:
+    _, end = await answer(one, chat("", max_tokens=2))
+    assert end.completion_tokens == 2
+
+
+async def test_a_prompt_longer_than_the_context_is_refused(one: LlamaCppEngine) -> None:
+    for request in (chat("hello " * 600), raw("hello " * 600)):
+        with pytest.raises(PromptTooLong, match="context 512"):
+            await answer(one, request)
+
+
+async def test_a_model_that_is_not_loaded_is_not_found(one: LlamaCppEngine) -> None:
+    with pytest.raises(NotFound):
+        await answer(one, EngineRequest("test", "other", Sampling(), prompt="x"))
+
+
+async def test_the_same_seed_gives_the_same_answer_and_another_gives_another(one: LlamaCppEngine) -> None:
+    seeds = (7, 7, 2**64 - 1)
+    asked = [chat("Invent a name for a cat.", temperature=1.5, seed=seed) for seed in seeds]
+    first, second, third = [text_of((await answer(one, request))[0]) for request in asked]
+    assert first == second != third
+
+
+async def test_logprobs_come_with_as_many_rivals_as_were_asked_for(one: LlamaCppEngine) -> None:
+    for alternatives in (0, 3):
+        pieces, _ = await answer(one, chat("Say yes.", max_tokens=4, logprobs=alternatives))
+        for piece in pieces:
+            (token,) = piece.logprobs
+            assert (token.token_id,) == piece.token_ids
+            assert token.logprob <= 0
+            assert len(token.top) == alternatives
+            assert sum(math.exp(rival.logprob) for rival in token.top) <= 1.001
+    pieces, _ = await answer(one, chat("Say yes.", max_tokens=2))
+    assert not any(piece.logprobs for piece in pieces)
+
+
+async def test_a_prompt_read_before_is_found_in_the_cache(one: LlamaCppEngine) -> None:
+    request = chat("A prompt that is long enough to be worth keeping: " + "hello " * 40, max_tokens=2)
+    await answer(one, request)
+    _, end = await answer(one, request)
+    assert 40 < end.cached_prompt_tokens < end.prompt_tokens
+
+
+@pytest.mark.parametrize("prompt", ["Tell me a long story.", "Say hello. " * 100], ids=["decode", "prefill"])
+async def test_closing_stops_llama_cpp_within_250_ms(one: LlamaCppEngine, prompt: str) -> None:
+    events = one.generate(chat(prompt, max_tokens=400))
+    reading = asyncio.ensure_future(anext(events))
+    if prompt.startswith("Tell"):
+        await reading
+    else:
+        await asyncio.sleep(0.2)  # it reads the prompt for half a second and more
+        assert not reading.done()
+        reading.cancel()
+        await asyncio.wait({reading})
+    started = time.monotonic()
+    await events.aclose()
+    assert time.monotonic() - started < CANCEL_S
+    assert one.gauges().kv_used_ratio == 0
+    await answer(one, raw("x", max_tokens=1))
+    assert time.monotonic() - started < 2 * CANCEL_S
+
+
+async def test_four_at_once_share_the_batch_and_each_gets_its_own_answer(four: LlamaCppEngine) -> None:
+    expected = {
+        "The capital of France is": "Paris",
+        "1 2 3 4 5 6 7 8": "9 1",
+        "A B C D E F G": "H I",
+        "Monday, Tuesday, Wednesday,": "Thursday",
+    }
+    running = [asyncio.create_task(answer(four, raw(prompt, max_tokens=8))) for prompt in expected]
+    ratios = set()
+    while not all(task.done() for task in running):
+        ratios.add(four.gauges().kv_used_ratio or 0.0)
+        await asyncio.sleep(0.01)
+    for continued, task in zip(expected.values(), running, strict=True):
+        assert continued in text_of(task.result()[0])
+    assert max(ratios) > 0
+    assert four.gauges().kv_used_ratio == 0
+
+
+async def test_a_storm_of_cancellations_leaves_the_engine_whole(four: LlamaCppEngine) -> None:
+    for wave in range(5):
+        running = [asyncio.create_task(answer(four, chat(f"Story {n}", max_tokens=300))) for n in range(4)]
+        await asyncio.sleep(0.03 * wave)
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+    assert four.gauges().kv_used_ratio == 0
+    _, end = await answer(four, chat("Say yes.", max_tokens=3))
+    assert end.completion_tokens >= 1
+
+
+async def test_load_and_close_leave_no_thread_no_port_and_no_noise(capfd: pytest.CaptureFixture[str]) -> None:
+    before = set(threading.enumerate())
+    engine = engines.create(WorkerSettings(slots=2, context_tokens=300))
+    assert isinstance(engine, LlamaCppEngine)
+    seen: list[float] = []
+    assert await engine.load(ModelSettings(name="chat"), seen.append) == 512  # 300, rounded up
+    assert await engine.load(ModelSettings(name="small", context_tokens=256), seen.append) == 256
+    assert (seen[0], max(seen), seen[-1]) == (0.0, 1.0, 1.0)
+    assert len(seen) > 10
+    assert not listening_inet_sockets()
+    await engine.unload("small")
+    await answer(engine, chat("hello", max_tokens=2))
+    await engine.close()
+    assert set(threading.enumerate()) <= before
+    assert capfd.readouterr() == ("", "")
+
+
+def listening_inet_sockets() -> list[str]:
+    """TCP sockets on which this process listens."""
+    own = {link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    rows = [
+        line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+
+
+def test_a_listening_socket_would_be_seen() -> None:
+    with socket.create_server(("127.0.0.1", 0)):
+        assert len(listening_inet_sockets()) == 1
+
+
+async def load_from(root: Path, source: str) -> int:
+    engine = LlamaCppEngine(WorkerSettings(slots=1, context_tokens=256, model_root=root))
+    try:
+        return await engine.load(ModelSettings(name="chat", source=source), lambda _: None)
+    finally:
+        await engine.close()
+
+
+async def test_a_file_under_the_model_root_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "model.gguf"
+    file.parent.mkdir()
+    shutil.copyfile(BUNDLED, file)
+    assert await load_from(tmp_path, "deep/model.gguf") == 256
+    assert await load_from(tmp_path, str(file)) == 256
+
+
+@pytest.mark.parametrize("source", ["../secret.gguf", "link.gguf", "/etc/passwd", "a\0b", "loop", "x" * 5000, "."])
+async def test_a_source_outside_the_model_root_is_refused(tmp_path: Path, source: str) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    (tmp_path / "secret.gguf").write_bytes(b"GGUF")
+    (root / "link.gguf").symlink_to(tmp_path / "secret.gguf")
+    (root / "loop").symlink_to(root / "loop")
+    with pytest.raises(InvalidRequest) as refused:
+        await load_from(root, source)
+    assert refused.value.field == "source"
+    assert str(tmp_path) not in refused.value.message
+
+
+async def test_a_source_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        await load_from(tmp_path, "none.gguf")
+
+
+def header(*, magic: bytes = b"GGUF", version: int = 3, tensors: int = 1, pairs: int = 1, rest: bytes = b"") -> bytes:
+    return magic + struct.pack("<IQQ", version, tensors, pairs) + rest
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"GGUF",
+        header(magic=b"GGML"),
+        header(version=99),
+        header(tensors=0),
+        header(pairs=2**63),
+        header(rest=struct.pack("<Q", 2**62)),
+        header(rest=struct.pack("<Q", 1) + b"\xff" + struct.pack("<I", 4)),
+        header(pairs=1, rest=struct.pack("<Q", 1) + b"k" + struct.pack("<I", 77)),
+        header(pairs=2, rest=struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 4, 2**61)),
+        BUNDLED.read_bytes()[: 4 << 20],
+    ],
+    ids=["empty", "short", "magic", "version", "tensors", "pairs", "key", "utf8", "type", "array", "cut"],
+)
+async def test_a_damaged_file_is_refused_quietly(
+    tmp_path: Path, content: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(InvalidRequest) as refused:
+        await load_from(tmp_path, "model.gguf")
+    assert refused.value.field == "source"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_trained_context_is_read_from_the_header() -> None:
+    assert trained_context(BUNDLED) == 8192
