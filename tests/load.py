@@ -19,6 +19,7 @@ class Outcome:
 
     began_s: float
     workers: list[str] = field(default_factory=list)
+    attempts: list[int] = field(default_factory=list)
     started_s: list[float] = field(default_factory=list)
     first_s: float | None = None
     tokens: list[int] = field(default_factory=list)
@@ -51,6 +52,7 @@ async def ask(channel: grpc.aio.Channel, prompt: str = "hello", timeout_s: float
             kind = message.WhichOneof("event")
             if kind == "started":
                 outcome.workers.append(message.started.worker_id)
+                outcome.attempts.append(message.started.attempt)
                 outcome.started_s.append(time.monotonic())
             elif kind == "delta":
                 outcome.first_s = outcome.first_s or time.monotonic()

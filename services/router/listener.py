@@ -20,14 +20,19 @@ _RETRY_S = 0.1
 
 
 class Listener:
-    """Calls `hear` with each update until it is cancelled."""
+    """Calls `hear` with each update, and `lost` when a stream of them ends, until it is cancelled."""
 
     def __init__(
-        self, buses: Sequence[str], max_message_bytes: int, hear: Callable[[metrics_pb2.FleetUpdate], None]
+        self,
+        buses: Sequence[str],
+        max_message_bytes: int,
+        hear: Callable[[metrics_pb2.FleetUpdate], None],
+        lost: Callable[[], None],
     ) -> None:
         options = client_options(max_message_bytes)
         self._channels = {bus: grpc.aio.insecure_channel(bus, options=options) for bus in buses}
         self._hear = hear
+        self._lost = lost
         self._heard_s = 0.0
         self._connected = False
 
@@ -65,6 +70,7 @@ class Listener:
         finally:
             watchdog.cancel()
             call.cancel()
+            self._lost()
 
     async def _watch(self, call: grpc.aio.Call) -> None:
         while (left_s := self._heard_s + _PATIENCE_S - time.monotonic()) > 0:  # noqa: ASYNC110  # waits for a time

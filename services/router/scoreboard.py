@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ladr.v1 import fleet_pb2, metrics_pb2
 from services.router.ema import Ema
 
+BLIND_S = 0.5  # without an update for so long the bus is as good as lost: it promises one every 200 ms
 FORGET_S = 30.0  # how long a silent worker is still listed
 _BACKOFF_S = (0.2, 5.0)  # first and longest time that an unreachable worker is left alone
 _STATES = {
@@ -136,8 +137,8 @@ class Lease:
 class Scoreboard:
     """All rows. `now_s` is monotonic seconds throughout.
 
-    Silence counts against a worker only while the board listens: after a time without any update from the bus (`blind`), each
-    worker has a full TTL to be heard again.
+    Silence counts against a worker only while the board listens. Without updates from a bus it is `blind` and the fleet stands as it
+    was; once updates come again, each worker has a full TTL to be heard.
     """
 
     def __init__(self, theta: float, ttl_s: float) -> None:
@@ -160,6 +161,10 @@ class Scoreboard:
                 row.heard_s = float("-inf")
                 _revoke(row)
 
+    def lost(self) -> None:
+        """The stream of updates broke."""
+        self._updated_s = float("-inf")
+
     def _hear(self, report: fleet_pb2.WorkerReport, heard_s: float) -> None:
         row = self._rows.get(report.worker_id)
         if row and row.report.incarnation == report.incarnation:
@@ -176,8 +181,8 @@ class Scoreboard:
         row.hear(report, heard_s)
 
     def blind(self, now_s: float) -> bool:
-        """No update for a TTL: what the board holds is old, and the router goes by its own counts."""
-        return now_s - self._updated_s > self._ttl_s
+        """No updates come: what the board holds is old, and the router goes by its own counts."""
+        return now_s - self._updated_s > BLIND_S
 
     def age_s(self, row: Row, now_s: float) -> float:
         """Seconds since the worker was heard."""

@@ -70,8 +70,10 @@ async def test_a_frozen_worker_is_unrouted_within_a_second_and_comes_back_unaide
             await asyncio.sleep(1)
         assert not failed(before.outcomes)
         assert not failed(during.outcomes)
-        others = [o for o in during.outcomes if "worker-2" not in o.workers]
-        assert p99(others) < max(1.2 * p99(before.outcomes), p99(before.outcomes) + 0.05)
+        others = [o for o in during.outcomes if "worker-2" not in o.workers and o.attempts == [1]]
+        assert (
+            p99(others) < 0.5
+        )  # a frozen worker that blocked the others would make it a second; the ratio is a benchmark's
         after = [o for o in during.outcomes if o.began_s > frozen_s + 1.3 and o.workers[0] == "worker-2"]
         assert all(o.ttft_s < 1 for o in after)  # those came after it was back
 
@@ -94,8 +96,10 @@ async def test_a_worker_that_starts_again_is_taken_back() -> None:
         m.workers[0].send(signal.SIGKILL)
         await m.workers[0].ended()
         await m.workers[0].start()
-        await eligible(channel, "worker-1", "worker-2")
-        assert (await workers_of(channel))["worker-1"].report.incarnation > first
+        async with asyncio.timeout(5):
+            while not (info := (await workers_of(channel))["worker-1"]).eligible or info.report.incarnation == first:  # noqa: ASYNC110  # another process's state
+                await asyncio.sleep(0.05)
+        assert info.report.incarnation > first
 
 
 async def test_without_the_bus_requests_are_served_and_it_is_said() -> None:
@@ -122,7 +126,8 @@ async def test_a_bus_that_restarts_loses_no_worker_and_no_request() -> None:
                 await m.bus.ended()
                 await m.bus.start()
                 for _ in range(15):
-                    assert all(info.eligible for info in (await workers_of(channel)).values())
+                    reasons = {name: i.ineligible_reason for name, i in (await workers_of(channel)).items()}
+                    assert reasons == {"worker-1": "", "worker-2": ""}
                     await asyncio.sleep(0.1)
         assert not failed(load.outcomes)
 

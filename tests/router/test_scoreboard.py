@@ -50,8 +50,8 @@ def test_a_silent_worker_gets_no_request_after_one_second() -> None:
 
 def test_the_age_that_the_bus_tells_counts_as_silence() -> None:
     fleet = board()
-    for tick in range(1, 6):
-        fleet.hear(update(), tick * 0.9)
+    for tick in range(1, 26):
+        fleet.hear(update(), tick * 0.2)
     fleet.hear(update(report("a"), age_s=0.8), 5.0)
     assert names(fleet, 5.15) == ["a"]
     assert names(fleet, 5.25) == []
@@ -85,9 +85,17 @@ def test_a_worker_whose_event_loop_is_stuck_gets_nothing() -> None:
 
 def test_without_the_bus_the_fleet_stands_as_it_was() -> None:
     fleet = board(report("a"), report("b"))
-    assert not fleet.blind(1.0)
-    assert fleet.blind(1.1)
+    assert not fleet.blind(0.5)
+    assert fleet.blind(0.6)
     assert names(fleet, 60.0) == ["a", "b"]
+
+
+def test_a_stream_that_breaks_leaves_the_fleet_as_it_was_at_once() -> None:
+    fleet = board(report("a"))
+    fleet.lost()
+    assert fleet.blind(0.01)
+    fleet.hear(update(), 0.9)
+    assert names(fleet, 1.3) == ["a"]  # heard 1.3 s ago, listened for 0.4 s
 
 
 def test_after_the_bus_is_back_each_worker_has_a_ttl_to_be_heard_again() -> None:
