@@ -1,0 +1,209 @@
+"""The transformers engine on the bundled model: dequantised from GGUF once, then saved and loaded again as safetensors."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ladr.config import ModelSettings, WorkerSettings
+from ladr.errors import InvalidRequest, NotFound, PromptTooLong
+from services.worker.engine import End, EngineRequest, Message, Piece, Sampling
+from services.worker.engines.sources import locate
+from services.worker.engines.transformers import TransformersEngine
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+GREEDY = Sampling(temperature=0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model root with the bundled model as safetensors under "smol"."""
+    root = tmp_path_factory.mktemp("models")
+    where, gguf = locate("", root)
+    model = AutoModelForCausalLM.from_pretrained(where, gguf_file=gguf, dtype=torch.float32)
+    del model.config.quantization_config  # else save_pretrained refuses
+    plain = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+    plain.load_state_dict(model.state_dict())
+    plain.save_pretrained(root / "smol")
+    AutoTokenizer.from_pretrained(where, gguf_file=gguf).save_pretrained(root / "smol")
+    return root
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(saved: Path) -> AsyncIterator[TransformersEngine]:
+    made = TransformersEngine(
+        WorkerSettings(engine="transformers", model_root=saved, slots=4, context_tokens=512, device="cpu")
+    )
+    seen: list[float] = []
+    context = await made.load(ModelSettings(name="m", source="smol"), seen.append)
+    assert context == 512
+    assert seen == sorted(seen)
+    yield made
+    await made.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("transformers-")]
+
+
+@pytest.fixture(scope="module")
+def reference(saved: Path) -> Iterator[Any]:
+    """Greedy answers by transformers' own generate()."""
+    model = AutoModelForCausalLM.from_pretrained(saved / "smol", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(saved / "smol")
+
+    def answer(question: str, tokens: int) -> list[int]:
+        turns = [{"role": "user", "content": question}]
+        ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        out = model.generate(**ids, do_sample=False, max_new_tokens=tokens, pad_token_id=0)
+        made = out[0, ids["input_ids"].shape[1] :].tolist()
+        return [token for token in made if token != tokenizer.eos_token_id]
+
+    yield answer
+
+
+def request(question: str, sampling: Sampling = GREEDY, **fields: Any) -> EngineRequest:
+    return EngineRequest(id="r", model="m", sampling=sampling, messages=(Message("user", question),), **fields)
+
+
+async def run(engine: TransformersEngine, asked: EngineRequest) -> tuple[list[Piece], End]:
+    pieces: list[Piece] = []
+    async with aclosing(engine.generate(asked)) as events:
+        async for event in events:
+            if isinstance(event, End):
+                return pieces, event
+            pieces.append(event)
+    raise AssertionError("no end")
+
+
+def tokens(pieces: list[Piece]) -> list[int]:
+    return [token for piece in pieces for token in piece.token_ids]
+
+
+def text(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+QUESTIONS = ["What is the capital of France?", "Name three rivers.", "Say hi.", "Tell me of a fox. " * 20]
+
+
+async def test_greedy_answers_equal_generate_token_by_token_in_any_company(
+    engine: TransformersEngine, reference: Any
+) -> None:
+    async def later(question: str, after_s: float) -> list[int]:
+        await asyncio.sleep(after_s)
+        return tokens((await run(engine, request(question)))[0])
+
+    together = await asyncio.gather(*(later(q, n * 0.1) for n, q in enumerate(QUESTIONS)))
+    for question, made in zip(QUESTIONS, together, strict=True):
+        assert made == (await asyncio.to_thread(reference, question, 24))
+
+
+async def test_the_text_is_the_tokens_decoded(engine: TransformersEngine, saved: Path) -> None:
+    pieces, end = await run(engine, request("What is the capital of France?"))
+    decoded = AutoTokenizer.from_pretrained(saved / "smol").decode(tokens(pieces), skip_special_tokens=True)
+    assert text(pieces) == decoded
+    assert "Paris" in decoded
+    assert end.reason == "stop"
+    assert end.completion_tokens == sum(piece.count for piece in pieces)
+
+
+async def test_a_seed_gives_the_same_answer_in_other_company(engine: TransformersEngine) -> None:
+    seeded = Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=7, max_tokens=16)
+    alone = tokens((await run(engine, request("Tell me a story.", seeded)))[0])
+    answers = await asyncio.gather(
+        run(engine, request("Tell me a story.", seeded)),
+        run(engine, request("Say hi.", Sampling(seed=1, max_tokens=8))),
+        run(engine, request("Tell me a story.", Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=8, max_tokens=16))),
+    )
+    assert tokens(answers[0][0]) == alone
+    assert tokens(answers[2][0]) != alone
+
+
+async def test_max_tokens_and_stop_strings_end_the_answer(engine: TransformersEngine) -> None:
+    pieces, end = await run(engine, request("Name three rivers.", Sampling(temperature=0, max_tokens=1)))
+    assert (end.reason, end.completion_tokens, len(tokens(pieces))) == ("length", 1, 1)
+    pieces, end = await run(
+        engine, request("What is the capital of France?", Sampling(temperature=0, max_tokens=24, stop=("Par",)))
+    )
+    assert (end.reason, end.stop_sequence) == ("stop_sequence", "Par")
+    assert text(pieces) == "The capital of France is "
+
+
+async def test_an_emoji_of_several_tokens_comes_out_whole(engine: TransformersEngine) -> None:
+    asked = EngineRequest(
+        id="r", model="m", sampling=Sampling(temperature=0, max_tokens=24), prompt="🦜🐉🏰🦜🐉🏰🦜🐉🏰🦜🐉🏰🦜🐉🏰🦜🐉"
+    )
+    pieces, _ = await run(engine, asked)
+    assert "🐉" in text(pieces)
+    assert "\ufffd" not in text(pieces[:-1])
+    assert any(piece.text == "" for piece in pieces)
+
+
+async def test_logprobs_tell_the_chosen_token_and_its_rivals(engine: TransformersEngine) -> None:
+    sampling = Sampling(temperature=0, max_tokens=4, logprobs=3)
+    pieces, _ = await run(engine, request("What is the capital of France?", sampling))
+    for piece in pieces:
+        (one,) = piece.logprobs
+        assert one.token_id == piece.token_ids[0]
+        assert one.logprob <= 0
+        assert [r.logprob for r in one.top] == sorted((r.logprob for r in one.top), reverse=True)
+        assert one.top[0].token_id == one.token_id  # greedy
+        assert one.token == one.top[0].token
+
+
+async def test_closing_the_stream_frees_the_place_within_250_ms(engine: TransformersEngine) -> None:
+    long = Sampling(temperature=1, max_tokens=400, seed=1)
+    for prompt in ("Tell me a long story.", "Tell me of a fox. " * 80):  # while it writes, and while it reads
+        before = engine.gauges().kv_used_ratio
+        stream = engine.generate(request(prompt, long))
+        async with aclosing(stream):
+            waiting = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        began_s = time.monotonic()
+        while (engine.gauges().kv_used_ratio or 0) > (before or 0):
+            assert time.monotonic() - began_s < 0.25
+            await asyncio.sleep(0.005)
+
+
+async def test_a_prompt_over_the_context_is_refused(engine: TransformersEngine) -> None:
+    with pytest.raises(PromptTooLong):
+        await run(engine, request("word " * 600))
+
+
+async def test_messages_that_the_template_does_not_take_are_the_clients_fault(saved: Path) -> None:
+    engine = TransformersEngine(WorkerSettings(engine="transformers", model_root=saved, slots=1, device="cpu"))
+    await engine.load(ModelSettings(name="m", source="smol"), lambda _: None)
+    engine._models["m"]._tokenizer.chat_template = "{{ raise_exception('no') }}"
+    with pytest.raises(InvalidRequest) as refused:
+        await run(engine, request("hi"))
+    assert refused.value.field == "messages"
+    await engine.close()
+
+
+async def test_sources_outside_the_model_root_or_of_another_kind_are_refused(saved: Path) -> None:
+    engine = TransformersEngine(WorkerSettings(engine="transformers", model_root=saved, slots=1, device="cpu"))
+    (saved / "pickled").mkdir(exist_ok=True)
+    (saved / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    (saved / "pickled" / "config.json").write_text((saved / "smol" / "config.json").read_text())
+    (saved / "leak").unlink(missing_ok=True)
+    (saved / "leak").symlink_to("/etc")
+    for source, error in (
+        ("../etc", InvalidRequest),
+        ("/etc", InvalidRequest),
+        ("leak", InvalidRequest),
+        ("pickled", InvalidRequest),
+        ("nothing-here", NotFound),
+    ):
+        with pytest.raises(error):
+            await engine.load(ModelSettings(name="x", source=source), lambda _: None)
+    await engine.close()
