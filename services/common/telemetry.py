@@ -24,7 +24,13 @@ tracer = trace.get_tracer("ladr")
 def set_up_logs(settings: TelemetrySettings, service: str) -> None:
     """One line an event on stderr, with the trace id where there is one; control bytes are escaped in both formats."""
     text = settings.log_format == "text" or (settings.log_format == "auto" and sys.stderr.isatty())
+
+    def name_service(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["service"] = service  # on every thread, which context variables are not
+        return event
+
     shared: list[structlog.types.Processor] = [
+        name_service,
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -56,7 +62,6 @@ def set_up_logs(settings: TelemetrySettings, service: str) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(service=service)
 
 
 def set_up_traces(settings: TelemetrySettings, service: str) -> Any:
