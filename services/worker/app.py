@@ -10,7 +10,8 @@ import structlog
 
 from ladr.config import WorkerSettings, default_worker_id
 from ladr.errors import LadrError
-from services.common.server import CannotStart, Server, serve
+from ladr.v1 import fleet_pb2
+from services.common.server import NOT_SERVING, SERVING, CannotStart, Server, serve
 from services.worker import engines
 from services.worker.collector import WorkerCollector
 from services.worker.gpus import Gpus
@@ -22,7 +23,8 @@ log = structlog.get_logger()
 
 
 class App:
-    """A worker with its server and its reporter; `run` once. Health says SERVING when the models are loaded.
+    """A worker with its server and its reporter; `run` once. Health of
+    "ladr.v1.Worker" says SERVING while the models are loaded and it is not draining.
 
     Raises: ConfigError: the engine's library is not installed.
     """
@@ -30,6 +32,7 @@ class App:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         gpus = Gpus()
+        self._news = asyncio.Event()
         self.engine = engines.create(settings)
         self.server = Server(settings)
         self.worker = Worker(settings, self.engine, gpus, changed=self._changed)
@@ -45,7 +48,11 @@ class App:
         """
         try:
             await serve(
-                self.server, stop, started=self._started, background=[self.worker.beat], before_stop=self._drain
+                self.server,
+                stop,
+                started=self._started,
+                background=[self.worker.beat, self._tell_health],
+                before_stop=self._drain,
             )
         finally:
             self.worker.stopped()
@@ -55,6 +62,14 @@ class App:
 
     def _changed(self) -> None:
         self.reporter.wake()
+        self._news.set()
+
+    async def _tell_health(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            ready = self.worker.state == fleet_pb2.WORKER_STATE_READY and self.serving.is_set()
+            await self.server.health.set(NAME, SERVING if ready else NOT_SERVING)
 
     async def _started(self) -> None:
         own = self._settings
@@ -68,9 +83,10 @@ class App:
                         pass
             except LadrError as error:
                 raise CannotStart(f"model {model.name} cannot be loaded: {error.message}") from error
-        await self.server.set_serving(True)
+        await self.server.health.set("", SERVING)
         log.info("serving", worker=self.worker.id, port=self.server.port, http_port=self.server.http_port)
         self.serving.set()
+        self._changed()
 
     async def _drain(self) -> None:
         self.worker.drain()

@@ -230,6 +230,7 @@ async def _messages(inbox: Inbox, news: asyncio.Event, times: _Times) -> AsyncIt
             continue
         last = inbox.popleft()
         if isinstance(last, End):
+            _describe(last)
             yield generation_pb2.GenerateResponse(finished=_finished(last, times))
             return
         if isinstance(last, LadrError):
@@ -269,6 +270,17 @@ def _finished(end: End, times: _Times) -> generation_pb2.Finished:
     finished.timings.time_to_first_token.FromTimedelta(timedelta(seconds=first_s - times.arrived_s))
     finished.timings.total.FromTimedelta(timedelta(seconds=times.last_s - times.arrived_s))
     return finished
+
+
+def _describe(end: End) -> None:
+    """Put the usage on the span of the call."""
+    trace.get_current_span().set_attributes(
+        {
+            "gen_ai.usage.input_tokens": end.prompt_tokens,
+            "gen_ai.usage.output_tokens": end.completion_tokens,
+            "gen_ai.response.finish_reasons": [end.reason],
+        }
+    )
 
 
 def _totals(totals: Totals) -> fleet_pb2.LatencyTotals:

@@ -1,7 +1,8 @@
 """The `simulated` engine: a latency model in place of a network. What load tests use.
 
 Continuous batching as processor sharing: with b requests running, a decode step takes
-step · (1 + growth · (b − 1) / (slots − 1)) and gives each of them a token; a prompt is read at prefill_tokens_per_s first.
+step · (1 + growth · (b − 1) / (slots − 1)) and gives a token to each whose prompt was read when it began; prompts are read at
+prefill_tokens_per_s, from the request's arrival.
 What is said depends on seed, prompt and position alone, never on time or company, so that an answer can be compared with the
 undisturbed one.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from ladr.config import ModelSettings, WorkerSettings
-from ladr.errors import EngineFailed, PromptTooLong
+from ladr.errors import EngineFailed, NotFound, PromptTooLong
 from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
 from services.worker.text import StopScanner, Utf8Assembler
 
@@ -70,6 +71,7 @@ class SimulatedEngine:
         for tenth in range(10):
             progress(tenth / 10)
             await asyncio.sleep(took_s / 10)
+        progress(1.0)
         context = model.context_tokens or self._settings.context_tokens
         self._contexts[model.name] = context
         if self._stepper is None:
@@ -121,7 +123,9 @@ class SimulatedEngine:
 
     def _admit(self, request: EngineRequest) -> _Running:
         prompt_tokens = _prompt_tokens(request)
-        context = self._contexts[request.model]
+        context = self._contexts.get(request.model)
+        if context is None:
+            raise NotFound("the model is not loaded", resource=("model", request.model))
         if prompt_tokens >= context:
             raise PromptTooLong(f"the prompt has {prompt_tokens} tokens, the model's context {context}", field="prompt")
         rng = Random(_digest(request, self._own.seed))  # noqa: S311  # repeatable on purpose
@@ -139,12 +143,21 @@ class SimulatedEngine:
                 await self._arrived.wait()
             due_s = loop.time()
             while self._running:
-                due_s += self._step_s(len(self._running))
+                decoding = [running for running in self._running if running.ready_s <= due_s]
+                if decoding:
+                    due_s += self._step_s(len(self._running))
+                else:  # on to the first that is ready; one may arrive meanwhile that is ready sooner
+                    due_s = min(due_s + self._step_s(1), min(running.ready_s for running in self._running))
                 await asyncio.sleep(due_s - loop.time())
-                for running in self._running:
-                    if running.ready_s <= due_s and running.made < running.answer_tokens:
-                        running.made += 1
-                        running.news.set()
+                for running in decoding:
+                    self._give(running)
+
+    def _give(self, running: _Running) -> None:
+        """Make one more token due; the last frees the place."""
+        running.made += 1
+        running.news.set()
+        if running.made == running.answer_tokens:
+            self._running.discard(running)
 
     def _step_s(self, batch: int) -> float:
         others = (batch - 1) / max(self._settings.slots - 1, 1)
@@ -170,7 +183,7 @@ class _Voice:
             data = _EMOJI[token % len(_EMOJI)].encode()
             self._emoji.append(data[2:])
             return token, self._bytes.feed(data[:2])
-        return token, self._bytes.feed(f" {_WORDS[token % len(_WORDS)]}".encode())
+        return token, self._bytes.feed(_word(token).encode())
 
     def rest(self) -> str:
         """What is left of a character when the answer is cut."""
@@ -180,9 +193,17 @@ class _Voice:
         """A log-probability for the token just said, if they were asked for."""
         if self._asked is None:
             return ()
-        own = -0.1 - (token % 97) / 40
-        rivals = [TokenLogprob((token + n) % _VOCABULARY, "", own - n) for n in range(self._asked)]
-        return (TokenLogprob(token, "", own, tuple(rivals)),)
+        share = 0.4 + 0.55 * (token % 97) / 97
+        rest = [(1 - share) / 2**place for place in range(1, self._asked)]
+        rivals = [
+            TokenLogprob((token + place) % _VOCABULARY, _word((token + place) % _VOCABULARY), math.log(part))
+            for place, part in enumerate([share, *rest])
+        ]
+        return (TokenLogprob(token, _word(token), math.log(share), tuple(rivals[: self._asked])),)
+
+
+def _word(token: int) -> str:
+    return f" {_WORDS[token % len(_WORDS)]}"
 
 
 def _digest(request: EngineRequest, seed: int) -> int:
