@@ -137,8 +137,8 @@ class Lease:
 class Scoreboard:
     """All rows. `now_s` is monotonic seconds throughout.
 
-    Silence counts against a worker only while the board listens. Without updates from a bus it is `blind` and the fleet stands as it
-    was; once updates come again, each worker has a full TTL to be heard.
+    Silence counts against a worker only while the board listens. Without updates from a bus it is `blind` and the fleet
+    stands as it was; once updates come again, each worker has a full TTL to be heard.
     """
 
     def __init__(self, theta: float, ttl_s: float) -> None:
