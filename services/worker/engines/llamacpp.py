@@ -127,6 +127,7 @@ class LlamaCppEngine:
                     "llama.cpp cannot load the source: damaged, of an unknown architecture, or too large for the memory",
                     field="source",
                 ) from None
+        _warm_up(server)
         progress(1.0)
         return _Model(server, context)
 
@@ -386,6 +387,15 @@ def _read_ahead(path: Path, progress: Callable[[float], None]) -> None:
     with path.open("rb", buffering=0) as file:
         while file.readinto(buffer):
             progress(min(file.tell() / size, 1.0))
+
+
+def _warm_up(server: Any) -> None:
+    """Generate a token. Besides warming up, it waits for llama.cpp's loop: one that is freed before it begins never ends.
+
+    Raises: EngineFailed: the model cannot generate.
+    """
+    if "choices" not in server.handle_completions({"prompt": "a", "max_tokens": 1}):
+        raise EngineFailed("llama.cpp loaded the model but cannot generate with it")
 
 
 def _has_gpu() -> bool:
