@@ -132,7 +132,12 @@ class WorkerSettings(Server):
         "", description="host (or host:port) by which routers reach it; empty: the host it listens on"
     )
     bus: Addresses = Field(("127.0.0.1:50052",), description="MetricsBus instances; the first that answers is used")
-    report_interval: Duration = Field(timedelta(milliseconds=200), description="how often it reports, 50 ms to 200 ms")
+    report_interval: Duration = Field(
+        timedelta(milliseconds=200),
+        ge=timedelta(milliseconds=50),
+        le=timedelta(milliseconds=200),
+        description="how often it reports, 50 ms to 200 ms",
+    )
     engine: Literal["llamacpp", "transformers", "openai", "vllm", "simulated"] = Field(
         "llamacpp", description="what runs the models"
     )

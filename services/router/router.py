@@ -75,18 +75,19 @@ class Router:
 
         Raises: NotFound: nobody serves it, and it is no alias. InvalidRequest: it names none, and there is no default.
         """
-        served = self.board.models()
-        name = asked or self._settings.default_model
+        default = self._settings.default_model
+        name = asked or default
         name = self._settings.aliases.get(name, name)
+        if self.board.serves(name):
+            return name
+        served = self.board.models()
         if not name and len(served) == 1:
             return next(iter(served))
-        if not name and served:
+        if not served or (name and name in (default, *self._settings.aliases.values())):
+            raise NoWorker("no worker serves the model now", retry_after=_RETRY_AFTER)
+        if not name:
             raise InvalidRequest(f"name a model: {', '.join(sorted(served)[:8])}", field="model")
-        if name not in served:
-            if not served or name in self._settings.aliases.values() or name == self._settings.default_model:
-                raise NoWorker("no worker serves a model yet", retry_after=_RETRY_AFTER)
-            raise NotFound(f"no worker serves {name[:64]!r}", resource=("model", name[:128]))
-        return name
+        raise NotFound(f"no worker serves {name[:64]!r}", resource=("model", name[:128]))
 
     async def generate(self, raw: bytes, timeout_s: float | None) -> AsyncGenerator[bytes]:
         """Pass a request to a worker and its messages back, all as bytes.

@@ -90,7 +90,7 @@ def _route(row: Row, points: float, weight: float) -> router_pb2.Route:
         worker_id=row.worker_id,
         incarnation=report.incarnation,
         address=report.address,
-        models=row.models(),
+        models=sorted(row.models),
         weight=weight,
         score=points,
         queue=row.queue,

@@ -32,6 +32,7 @@ class Row:
         "heard_s",
         "in_flight",
         "leases",
+        "models",
         "report",
         "retry_s",
         "sent",
@@ -45,6 +46,7 @@ class Row:
         self.in_flight = 0  # open requests of this router
         self.sent = 0  # of those, sent since the newest report
         self.leases: set[Lease] = set()
+        self.models: frozenset[str] = frozenset()  # served names that are ready there
         self.failures = 0  # connection failures since it last served
         self.failed_s = float("-inf")
         self.retry_s = float("-inf")
@@ -65,6 +67,7 @@ class Row:
                 ema.add(span_s / (after.count - before.count), heard_s)
         self._queue.add(report.running + report.queued, heard_s)
         self.report = report
+        self.models = frozenset(m.name for m in report.models if m.state == fleet_pb2.MODEL_STATE_READY)
         self.heard_s = heard_s
         self.sent = 0
 
@@ -88,13 +91,6 @@ class Row:
     @property
     def key(self) -> tuple[str, str]:
         return (self.worker_id, self.report.incarnation)
-
-    def models(self) -> list[str]:
-        """Served names that are ready there."""
-        return [model.name for model in self.report.models if model.state == fleet_pb2.MODEL_STATE_READY]
-
-    def serves(self, model: str) -> bool:
-        return any(m.name == model and m.state == fleet_pb2.MODEL_STATE_READY for m in self.report.models)
 
     def unreachable(self, now_s: float) -> None:
         """The connection to it failed: leave it alone until it is heard again, and longer each time."""
@@ -207,7 +203,7 @@ class Scoreboard:
 
     def eligible(self, model: str, now_s: float) -> list[Row]:
         """Workers that may get a request for a served name now."""
-        return [row for row in self._rows.values() if row.serves(model) and not self.ineligible(row, now_s)]
+        return [row for row in self._rows.values() if model in row.models and not self.ineligible(row, now_s)]
 
     def rows(self) -> list[Row]:
         """Every row, by worker name."""
@@ -216,9 +212,13 @@ class Scoreboard:
     def get(self, worker_id: str) -> Row | None:
         return self._rows.get(worker_id)
 
+    def serves(self, model: str) -> bool:
+        """Whether a listed worker serves a name."""
+        return any(model in row.models for row in self._rows.values())
+
     def models(self) -> set[str]:
         """Every name that a listed worker serves."""
-        return {model for row in self._rows.values() for model in row.models()}
+        return set().union(*(row.models for row in self._rows.values()))
 
     def sweep(self, now_s: float) -> Iterable[Row]:
         """Send the requests of silent workers elsewhere and forget workers long silent; gives those forgotten."""

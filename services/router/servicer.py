@@ -58,7 +58,7 @@ class RouterServicer:
         rows = [
             row
             for row in self._router.board.rows()
-            if row.worker_id > request.page_token and (not model or row.serves(model))
+            if row.worker_id > request.page_token and (not model or model in row.models)
         ]
         page = rows[: request.page_size or 100]
         return router_pb2.ListWorkersResponse(
