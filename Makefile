@@ -37,7 +37,7 @@ setup-torch: .venv/.torch
 	@touch $@
 
 run: .venv/.run
-	@$(BIN)/ladr up --ask "What is the capital of France?" $(ARGS)
+	@$(BIN)/ladr up --ask "Why is the sky blue?" $(ARGS)
 
 test: .venv/.torch
 	@scripts/need-redis

@@ -121,7 +121,7 @@ async def _ask(address: str, question: str, voice: Voice) -> int:
     pieces: list[str] = []
     voice.event("question", f"\n› {question}", question=question)
     try:
-        async with Client(address) as client, client.generate(question) as answer:
+        async with Client(address) as client, client.generate(question, temperature=0, max_tokens=128) as answer:
             async for event in answer:
                 if isinstance(event, Delta):
                     pieces.append(event.text)
