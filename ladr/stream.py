@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, Self, TypeVar
 
@@ -35,8 +36,9 @@ class Stream(Generic[M, T]):
         self._exchange = exchange
         self._address = address
         self._loop = asyncio.get_running_loop()
-        self._over = False
+        self._once = threading.Lock()
         self._error: LadrError | None = None
+        self._over = False
 
     def __aiter__(self) -> AsyncIterator[T]:
         return _Reader(self, self.__anext__)
@@ -91,8 +93,9 @@ class Stream(Generic[M, T]):
         return self._exchange.take(message)
 
     def _end(self, error: LadrError | None) -> None:
-        if not self._over:
-            self._over, self._error = True, error
+        if self._once.acquire(blocking=False):  # the first ending counts, whichever thread it comes from
+            self._error = error
+            self._over = True
             self._exchange.over(error)
 
 

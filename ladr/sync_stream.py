@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
@@ -29,8 +30,9 @@ class SyncStream(Generic[M, T]):
         self._call = call
         self._exchange = exchange
         self._address = address
-        self._over = False
+        self._once = threading.Lock()
         self._error: LadrError | None = None
+        self._over = False
 
     def __iter__(self) -> Iterator[T]:
         return _Reader(self, self.__next__)
@@ -77,8 +79,9 @@ class SyncStream(Generic[M, T]):
         return self._exchange.take(message)
 
     def _end(self, error: LadrError | None) -> None:
-        if not self._over:
-            self._over, self._error = True, error
+        if self._once.acquire(blocking=False):  # the first ending counts, whichever thread it comes from
+            self._error = error
+            self._over = True
             self._exchange.over(error)
 
 

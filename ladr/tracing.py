@@ -26,12 +26,13 @@ class GenerateSpan:
         attributes: dict[str, AttributeValue] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "ladr",
-            "gen_ai.request.model": request.model,
             "rpc.system": "grpc",
             "rpc.service": "ladr.v1.Router",
             "rpc.method": "Generate",
-            "server.address": address,
+            **_server(address),
         }
+        if request.model:
+            attributes["gen_ai.request.model"] = request.model
         for name in _SAMPLING:
             if request.sampling.HasField(name):
                 attributes[f"gen_ai.request.{name}"] = getattr(request.sampling, name)
@@ -70,3 +71,9 @@ class GenerateSpan:
             if not isinstance(error, Cancelled):
                 span.set_status(trace.StatusCode.ERROR, error.reason)
         span.end()
+
+
+def _server(address: str) -> dict[str, AttributeValue]:
+    """host:port as two attributes; any other target as it is."""
+    host, _, port = address.rpartition(":")
+    return {"server.address": host, "server.port": int(port)} if port.isdecimal() else {"server.address": address}

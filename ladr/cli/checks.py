@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import platform
 import sys
@@ -102,7 +103,7 @@ def ports(settings: Settings) -> Iterator[Check]:
     for section, service in (("router", "Router"), ("metrics", "MetricsBus"), ("worker", "Worker")):
         server: config.Server = getattr(settings, section)
         yield _port(f"{section}.port", server.host, server.port, partial(_answers, service))
-        yield _port(f"{section}.http_port", server.host, server.http_port, lambda _: "")
+        yield _port(f"{section}.http_port", server.host, server.http_port, _serves_metrics)
 
 
 def redis(settings: Settings) -> Check:
@@ -176,3 +177,16 @@ def _answers(service: str, address: str) -> str:
             return ""
     ready = reply.status == health_pb2.HealthCheckResponse.SERVING
     return f"a {service} answers there{'' if ready else ', not ready yet'}"
+
+
+def _serves_metrics(address: str) -> str:
+    """Whether a /metrics page of LADR is there; "" where it is another's, or none."""
+    connection = http.client.HTTPConnection(address, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", "/metrics")
+        page = connection.getresponse().read(1 << 20)
+    except (OSError, http.client.HTTPException):
+        return ""
+    finally:
+        connection.close()
+    return "a LADR service's /metrics" if b"ladr_" in page else ""

@@ -59,7 +59,7 @@ class Keeper:
             crashes += 1
             name = self.child.name
             if not self.was_ready and code == MISUSE:
-                raise ChildFailed(self._lines()[-1:][0] if self._lines() else f"{name} cannot start", MISUSE)
+                raise ChildFailed((self._lines() or [f"{name} cannot start"])[-1], MISUSE)
             if not self.was_ready and crashes >= _TRIES:
                 raise ChildFailed(f"{name} {_ended(code)} {crashes} times before it was ready", 1, self._lines())
             wait_s = backoff.after(loop.time() - began_s)

@@ -13,10 +13,11 @@ from ladr.cli.keeper import Keeper
 from ladr.cli.voice import Voice
 from ladr.client import Client
 from ladr.errors import DeadlineExceeded, LadrError, Unreachable
-from ladr.v1.fleet_pb2 import MODEL_STATE_LOADING, WORKER_STATE_READY, WorkerReport
+from ladr.v1.fleet_pb2 import MODEL_STATE_READY, WorkerReport
 from ladr.v1.worker_pb2 import GetStatusRequest
 from ladr.v1.worker_pb2_grpc import WorkerStub
 
+_HEALTH = {"router": "ladr.v1.Router", "metrics": "ladr.v1.MetricsBus", "worker": "ladr.v1.Worker"}
 _POLL_S = 0.1
 _CALL_S = 2.0
 
@@ -32,26 +33,25 @@ async def mesh_ready(keepers: Sequence[Keeper], voice: Voice) -> None:
 
 
 async def _ready(keeper: Keeper, voice: Voice) -> None:
-    child = keeper.child
-    if child.service == "worker":
-        await _worker_ready(keeper, voice)
-    else:
-        async with Client(child.address) as client:
-            service = {"router": "ladr.v1.Router", "metrics": "ladr.v1.MetricsBus"}[child.service]
-            while not keeper.was_ready:
-                with suppress(Unreachable, DeadlineExceeded):
-                    await client.wait_ready(_CALL_S, service)
-                    keeper.was_ready = True
-    voice.state(child.name, "ready", 1.0)
+    """Wait until the process says by its health that requests are welcome; a worker, that its models are loaded."""
+    name, service = keeper.child.name, keeper.child.service
+    async with Client(keeper.child.address) as client, asyncio.TaskGroup() as group:
+        showing = group.create_task(_show_loading(keeper, voice)) if service == "worker" else None
+        while not keeper.was_ready:
+            with suppress(Unreachable, DeadlineExceeded):
+                await client.wait_ready(_CALL_S, _HEALTH[service])
+                keeper.was_ready = True
+        if showing:
+            showing.cancel()
+    voice.state(name, "ready", 1.0)
 
 
-async def _worker_ready(keeper: Keeper, voice: Voice) -> None:
+async def _show_loading(keeper: Keeper, voice: Voice) -> None:
     async with grpc.aio.insecure_channel(keeper.child.address, options=client_options()) as channel:
         stub = WorkerStub(channel)
-        while not keeper.was_ready:
+        while True:
             with suppress(grpc.aio.AioRpcError):
                 report: WorkerReport = await stub.GetStatus(GetStatusRequest(), timeout=_CALL_S)
-                keeper.was_ready = report.state == WORKER_STATE_READY
                 if report.models:
                     voice.state(keeper.child.name, *_loading(report))
             await asyncio.sleep(_POLL_S)
@@ -59,8 +59,8 @@ async def _worker_ready(keeper: Keeper, voice: Voice) -> None:
 
 def _loading(report: WorkerReport) -> tuple[str, float]:
     """What a worker is busy with, and the share of its models that is loaded."""
-    names = [model.name for model in report.models if model.state == MODEL_STATE_LOADING]
-    shares = [model.load_progress if model.state == MODEL_STATE_LOADING else 1.0 for model in report.models]
+    names = [model.name for model in report.models if model.state != MODEL_STATE_READY]
+    shares = [model.load_progress if model.state != MODEL_STATE_READY else 1.0 for model in report.models]
     return (f"loading {', '.join(names)}" if names else "loaded"), sum(shares) / len(shares)
 
 

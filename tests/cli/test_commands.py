@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import os
 import pty
@@ -39,6 +40,8 @@ class Terminal:
 
     def __init__(self, *args: str, **environ: str) -> None:
         self.shown = ""
+        self._seen = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._fd, other = pty.openpty()
         self._process = subprocess.Popen(
             ["setsid", "--ctty", *LADR, *args],
@@ -55,17 +58,22 @@ class Terminal:
         os.write(self._fd, keys.encode())
 
     async def until(self, text: str) -> None:
+        """Wait for `text`, after what was waited for before."""
         async with asyncio.timeout(20):
-            while text not in self.shown:
-                chunk = await self._chunks.get()
-                assert chunk, f"it ended before {text!r}: {self.shown!r}"
-                self.shown += chunk.decode(errors="replace")
+            while (at := self.shown.find(text, self._seen)) < 0:
+                assert await self._more(), f"it ended before {text!r}: {self.shown!r}"
+        self._seen = at + len(text)
 
     async def ended(self) -> int:
         async with asyncio.timeout(20):
-            while chunk := await self._chunks.get():
-                self.shown += chunk.decode(errors="replace")
+            while await self._more():
+                pass
             return await asyncio.to_thread(self._process.wait)
+
+    async def _more(self) -> bool:
+        chunk = await self._chunks.get()
+        self.shown += self._decoder.decode(chunk)
+        return bool(chunk)
 
     def _readable(self) -> None:
         try:
@@ -209,6 +217,7 @@ async def test_a_talk_remembers_stops_at_ctrl_c_and_ends_at_ctrl_d(router: Any) 
     await talk.until("›")
     talk.type("rivers?\n")
     await talk.until("w1 (m): 3 tokens")
+    await talk.until("›")
     router.hang, router.script = True, router.script[:2]
     talk.type("more?\n")
     await router.until("open", 1)
@@ -216,6 +225,7 @@ async def test_a_talk_remembers_stops_at_ctrl_c_and_ends_at_ctrl_d(router: Any) 
     talk.type("\x03")
     await talk.until("(stopped)")
     await router.until("cancelled", 1)
+    await talk.until("›")
     talk.type("\x04")
     assert await talk.ended() == 0
     assert [(m.role, m.content) for m in router.requests[1].messages] == [

@@ -239,6 +239,15 @@ async def _answering(mesh: Up) -> AsyncIterator[asyncio.Task[ladr.Answer]]:
         await asyncio.wait([task])
 
 
+async def test_a_process_that_does_not_end_is_killed_after_its_grace(tmp_path: Path) -> None:
+    grace = {f"LADR_{section}__DRAIN_GRACE": "200ms" for section in ("ROUTER", "METRICS", "WORKER")}
+    async with up(tmp_path, **grace) as mesh:
+        await mesh.ready()
+        os.kill(mesh.pid_of("worker-2"), signal.SIGSTOP)
+        mesh.process.terminate()
+        assert await mesh.ended(within_s=15) == 0
+
+
 async def test_a_killed_supervisor_takes_its_children_along(tmp_path: Path) -> None:
     async with up(tmp_path) as mesh:
         await mesh.ready()
@@ -280,7 +289,8 @@ async def test_a_child_that_cannot_start_stops_everything_with_its_own_line(tmp_
         assert mesh.process.returncode == 2
         assert err.decode().count("\n") == 1
         assert err.decode().startswith("ladr: worker: model chat cannot be loaded")
-        assert b'"ready"' not in out
+        assert b'"event": "ready"' not in out
+        assert b'"note"' not in out, out
 
 
 async def test_a_child_that_crashes_before_it_is_ready_ends_with_the_tail_of_its_log(tmp_path: Path) -> None:

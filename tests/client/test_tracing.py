@@ -42,6 +42,7 @@ async def test_a_span_tells_what_was_asked_and_how_it_ended(client: Any, router:
     assert told["gen_ai.response.finish_reasons"] == ("stop",)
     assert (told["rpc.system"], told["rpc.service"], told["rpc.method"]) == ("grpc", "ladr.v1.Router", "Generate")
     assert told["rpc.grpc.status_code"] == 0
+    assert f"{told['server.address']}:{told['server.port']}" == router.address
     assert [event.name for event in span.events] == ["gen_ai.first_token"]
     assert "secret" not in span.to_json()
     assert "Seine" not in span.to_json()
