@@ -30,7 +30,7 @@ from ladr.v1.generation_pb2 import Delta, Finished
 )
 @click.option("--workers", type=click.IntRange(1, 64), help="How many workers; else up.fleet or up.workers says.")
 @click.option("--engine", metavar="ENGINE", help="What runs the models, as --worker-engine.")
-@click.option("--ask", metavar="QUESTION", help="Ask it when all is ready, and show the answer.")
+@click.option("--ask", metavar="QUESTION", help="Ask it when all is ready (greedily), and show the answer.")
 @click.option("--once", is_flag=True, help="Stop when all is ready and the question is answered.")
 @click.option(
     "--log-dir", type=click.Path(path_type=Path, file_okay=False), help="Where the logs go; else a new one in /tmp."
@@ -116,7 +116,7 @@ def _announce(children: Sequence[Child], router: Child, logs: Path, voice: Voice
 
 
 async def _ask(address: str, question: str, voice: Voice) -> int:
-    """Ask, show the answer while it comes, and say who gave it; gives the exit code."""
+    """Ask without chance, show the answer while it comes, and say who gave it; gives the exit code."""
     plain = voice.streams
     pieces: list[str] = []
     voice.event("question", f"\n› {question}", question=question)
