@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import structlog
@@ -27,6 +29,7 @@ class VllmEngine:
         self._settings = settings
         self._engines: dict[str, AsyncLLM] = {}
         self._contexts: dict[str, int] = {}
+        self._number = itertools.count()
 
     async def load(self, model: ModelSettings, progress: Callable[[float], None]) -> int:
         where, gguf = locate(model.source, self._settings.model_root)
@@ -58,19 +61,23 @@ class VllmEngine:
             raise PromptTooLong(f"the prompt has {len(ids)} tokens, the model's context {context}", field="prompt")
         made = 0
         try:
+            stream = engine.generate(
+                TokensPrompt(prompt_token_ids=ids),
+                _parameters(request, context - len(ids)),
+                f"{request.id}-{next(self._number)}",  # vLLM wants its own ids unique
+            )
             # Leaving the generator aborts the request in the engine.
-            async for output in engine.generate(
-                TokensPrompt(prompt_token_ids=ids), _parameters(request, context - len(ids)), request.id
-            ):
-                answer = output.outputs[0]
-                new = list(answer.token_ids)
-                ended = answer.finish_reason == "stop" and answer.stop_reason is None
-                count = len(new) - 1 if ended and new else len(new)  # the end-of-turn token is not counted
-                if count or answer.text:
-                    made += count
-                    yield Piece(answer.text, tuple(new[:count]), count, _logprobs(new[:count], answer.logprobs))
-                if output.finished:
-                    yield _end(answer, len(ids), made, output.num_cached_tokens or 0)
+            async with aclosing(stream) as outputs:
+                async for output in outputs:
+                    answer = output.outputs[0]
+                    new = list(answer.token_ids)
+                    ended = answer.finish_reason == "stop" and answer.stop_reason is None
+                    count = len(new) - 1 if ended and new else len(new)  # the end-of-turn token is not counted
+                    if count or answer.text:
+                        made += count
+                        yield Piece(answer.text, tuple(new[:count]), count, _logprobs(new[:count], answer.logprobs))
+                    if output.finished:
+                        yield _end(answer, len(ids), made, output.num_cached_tokens or 0)
         except ValueError as error:
             log.warning("request_refused", reason=str(error)[:500])
             raise InvalidRequest("vLLM does not take this request", field="sampling") from error

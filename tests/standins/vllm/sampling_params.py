@@ -1,0 +1,6 @@
+from enum import Enum
+
+
+class RequestOutputKind(Enum):
+    CUMULATIVE = 0
+    DELTA = 1
