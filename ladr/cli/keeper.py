@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ MISUSE = 2
 _TRIES = 3  # crashes before it was ever ready
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 10
+_LEASH = str(Path(__file__).with_name("leash.py"))
 
 
 class ChildFailed(Exception):
@@ -92,6 +94,7 @@ class Keeper:
         with self.log.open("ab") as log:
             self._began_at = log.tell()
             self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-IS", _LEASH, str(os.getpid())),
                 *self._argv,
                 "--exit-with-parent",
                 env={**os.environ, **self.child.environ},

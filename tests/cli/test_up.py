@@ -256,6 +256,19 @@ async def test_a_killed_supervisor_takes_its_children_along(tmp_path: Path) -> N
         assert await gone(mesh.pids, within_s=10)
 
 
+async def test_a_supervisor_that_is_killed_while_it_starts_takes_its_children_along(tmp_path: Path) -> None:
+    for wait_s in (0.0, 0.1, 0.3):
+        async with up(tmp_path) as mesh:
+            async with asyncio.timeout(START_S):
+                while len(mesh.pids) < 4:
+                    mesh.pids |= children_of(mesh.process.pid)
+                    await asyncio.sleep(0)
+            await asyncio.sleep(wait_s)
+            mesh.process.kill()
+            await mesh.process.wait()
+            assert await gone(mesh.pids, within_s=10)
+
+
 async def test_a_crashed_worker_is_started_again(tmp_path: Path) -> None:
     async with up(tmp_path) as mesh:
         await mesh.ready()
