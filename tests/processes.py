@@ -56,10 +56,8 @@ class Process:
         }
         self._served.clear()
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            f"services.{self.service}",
-            "--exit-with-parent",
+            *(sys.executable, str(ROOT / "ladr/cli/leash.py"), str(os.getpid())),
+            *(sys.executable, "-m", f"services.{self.service}"),
             stderr=asyncio.subprocess.PIPE,
             env=environment,
             cwd=ROOT,

@@ -96,7 +96,6 @@ class Keeper:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-IS", _LEASH, str(os.getpid())),
                 *self._argv,
-                "--exit-with-parent",
                 env={**os.environ, **self.child.environ},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

@@ -1,7 +1,6 @@
 """Becomes a program that ends with its parent: `python leash.py PARENT_PID PROGRAM ARGS…`. A file run by path.
 
-The services do the same for themselves (--exit-with-parent), but only once they are imported; until then a parent that is
-killed would leave them behind for good. Here that is settled before anything is imported.
+It is settled before anything else is imported: a parent that is killed meanwhile would leave its child behind for good.
 """
 
 from __future__ import annotations

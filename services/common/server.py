@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -31,7 +30,6 @@ Task = Callable[[], Coroutine[Any, Any, None]]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _NOTICE_S = 0.2  # between saying NOT_SERVING and refusing calls, so that watchers can turn away first
-_PR_SET_PDEATHSIG = 1
 
 
 class CannotStart(Exception):
@@ -162,10 +160,7 @@ def run(service: str, main: Callable[[config.Settings, asyncio.Event], Coroutine
     """The whole of a service's `__main__`: settings, logs, loop, signals, exit code (0 ended, 1 crashed, 2 misused)."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}")
     parser.add_argument("--config", help="settings file; every key is an environment variable too")
-    parser.add_argument("--exit-with-parent", action="store_true", help="end when the process that started it ends")
     args = parser.parse_args()
-    if args.exit_with_parent:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         settings = config.load(args.config)
         telemetry.set_up_logs(settings.telemetry, service)

@@ -68,7 +68,7 @@ class App:
         while True:
             await self._news.wait()
             self._news.clear()
-            ready = self.worker.state == fleet_pb2.WORKER_STATE_READY and self.serving.is_set()
+            ready = self.worker.state == fleet_pb2.WORKER_STATE_READY
             await self.server.health.set(NAME, SERVING if ready else NOT_SERVING)
 
     async def _started(self) -> None:
@@ -86,7 +86,7 @@ class App:
         await self.server.health.set("", SERVING)
         log.info("serving", worker=self.worker.id, port=self.server.port, http_port=self.server.http_port)
         self.serving.set()
-        self._changed()
+        self.worker.started()
 
     async def _drain(self) -> None:
         self.worker.drain()

@@ -53,14 +53,6 @@ class Models:
         """Every model, by name. Callable from any thread."""
         return [model.status() for _, model in sorted(self._models.copy().items())]
 
-    @property
-    def any_ready(self) -> bool:
-        return any(model.state == _READY for model in self._models.copy().values())
-
-    @property
-    def loading(self) -> bool:
-        return any(model.state == _LOADING for model in self._models.copy().values())
-
     @contextmanager
     def use(self, name: str) -> Iterator[str]:
         """Keep a model from being unloaded for the block; gives its name. An empty name is the only model, if there is one.

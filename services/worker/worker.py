@@ -67,6 +67,7 @@ class Worker:
         self._engine = engine
         self._gpus = gpus
         self._changed = changed
+        self._started = False
         self._draining = False
         self._stopped = False
         self._beat_s = time.monotonic()
@@ -76,6 +77,11 @@ class Worker:
         while True:
             self._beat_s = time.monotonic()
             await asyncio.sleep(BEAT_S)
+
+    def started(self) -> None:
+        """The models of the settings are loaded."""
+        self._started = True
+        self._changed()
 
     def drain(self, undo: bool = False) -> None:
         """Take nothing new, or take again."""
@@ -94,9 +100,7 @@ class Worker:
             return fleet_pb2.WORKER_STATE_STOPPED
         if self._draining:
             return fleet_pb2.WORKER_STATE_DRAINING
-        if self.models.any_ready or not self.models.loading:
-            return fleet_pb2.WORKER_STATE_READY
-        return fleet_pb2.WORKER_STATE_STARTING
+        return fleet_pb2.WORKER_STATE_READY if self._started else fleet_pb2.WORKER_STATE_STARTING
 
     async def generate(self, request: generation_pb2.GenerateRequest) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """Answer a request: `started`, deltas, one `finished`. Closing the stream stops the engine.
