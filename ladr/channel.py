@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
-MAX_MESSAGE_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 16 << 20  # a prompt of millions of tokens
 
 
 def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:

@@ -47,7 +47,7 @@ class Server(Section):
     host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
     port: Port = Field(0, description="gRPC port; 0 takes a free one")
     http_port: Port = Field(0, description="HTTP port of /metrics; 0 takes a free one")
-    max_message_bytes: Bytes = Field(64 << 20, description="largest gRPC message, each way")
+    max_message_bytes: Bytes = Field(16 << 20, description="largest gRPC message, each way")
     drain_grace: Duration = Field(timedelta(seconds=30), description="how long open streams may finish after SIGTERM")
 
 

@@ -98,14 +98,19 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc 
             await context.abort_with_status(rpc_status.to_status(to_status(error)))
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED
-            raise
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Something inside was cancelled, not this call: its client waits for a status.
+            code = grpc.StatusCode.INTERNAL
+            log.exception("call_broke", method=method)
+            await context.abort_with_status(rpc_status.to_status(to_status(_broken())))
         except grpc.aio.AbortError:
             raise
         except Exception:
             code = grpc.StatusCode.INTERNAL
             log.exception("call_broke", method=method)
-            broke = Internal("the server failed on this call; its log has the reason under the trace id")
-            await context.abort_with_status(rpc_status.to_status(to_status(broke)))
+            await context.abort_with_status(rpc_status.to_status(to_status(_broken())))
         finally:
             self._open -= 1
             if not self._open:
@@ -117,6 +122,10 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc 
             if code not in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
                 span.set_status(trace.StatusCode.ERROR, code.name)
             span.end()
+
+
+def _broken() -> Internal:
+    return Internal("the server failed on this call; its log has the reason under the trace id")
 
 
 def time_left(context: grpc.aio.ServicerContext) -> float | None:

@@ -33,7 +33,7 @@ class App:
         self._settings = settings
         self.server = Server(settings)
         self.router = Router(settings, RouterStats(self.server.registry), rng or SystemRandom())
-        self.routes = Routes(settings.policy, settings.alpha, settings.beta)
+        self.routes = Routes(self.router.board, self.router.policy, settings.policy, settings.alpha, settings.beta)
         self.listener = Listener(settings.bus, settings.max_message_bytes, self._hear, self.router.board.lost)
         self.server.registry.register(RouterCollector(self.router, self.routes))
         self.server.add(NAME, RouterServicer(self.router, self.routes).handlers())
@@ -66,10 +66,9 @@ class App:
         told: tuple[bool, bool] | None = None
         while True:
             now_s = time.monotonic()
-            forgotten = list(self.router.board.sweep(now_s))
-            self.routes.tick(self.router.board, now_s)
-            if forgotten:
-                await self.router.channels.keep({row.report.address for row in self.router.board.rows()})
+            self.router.board.sweep(now_s)
+            self.routes.tick(now_s)
+            await self.router.channels.keep({row.report.address for row in self.router.board.rows()})
             table = self.routes.table
             state = (any(route.weight for route in table.routes), not table.degraded)
             if state != told:

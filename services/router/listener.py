@@ -63,8 +63,9 @@ class Listener:
                     log.info("bus_found", bus=bus)
                 self._hear(update)
         except asyncio.CancelledError:
-            if not watchdog.done():  # cancelled from outside, not by the watchdog
-                raise
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # from outside, not by the watchdog
             log.warning("bus_silent", bus=bus)
             self._connected = False
         finally:

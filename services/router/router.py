@@ -6,14 +6,13 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import timedelta
 from random import Random
 
 import grpc
 import structlog
 import uuid_utils
-from google.protobuf.message import DecodeError
 from opentelemetry import trace
 from opentelemetry.util.types import AttributeValue
 
@@ -39,7 +38,7 @@ from services.router.channels import Channels
 from services.router.policies.least_request import LeastRequest
 from services.router.scoreboard import Lease, Row, Scoreboard
 from services.router.stats import RouterStats
-from services.router.wire import Event, event_of
+from services.router.wire import Event, event_of, request_head
 
 log = structlog.get_logger()
 
@@ -59,6 +58,7 @@ class Router:
         self._rng = rng
         self._policy = policies.create(settings)
         self._fallback = LeastRequest()
+        self._promised = {*settings.aliases.values(), settings.default_model}  # names that the operator knows of
         self._budget = RetryBudget(settings.retry_budget)
         self._news = asyncio.Event()  # set and replaced when the board changes
         self.board = Scoreboard(settings.theta, settings.ttl.total_seconds())
@@ -70,23 +70,27 @@ class Router:
         self._news.set()
         self._news = asyncio.Event()
 
+    def policy(self, now_s: float) -> policies.Policy:
+        """The policy that picks now: by own counts alone while no reports come."""
+        return self._fallback if self.board.blind(now_s) else self._policy
+
     def resolve(self, asked: str) -> str:
         """Served name of what a request asks for.
 
-        Raises: NotFound: nobody serves it, and it is no alias. InvalidRequest: it names none, and there is no default.
+        Raises: NotFound: nobody has it, and it is no alias. InvalidRequest: it names none, and there is no default.
+        NoWorker: there is no model at all yet.
         """
-        default = self._settings.default_model
-        name = asked or default
+        name = asked or self._settings.default_model
         name = self._settings.aliases.get(name, name)
-        if self.board.serves(name):
+        if self.board.knows(name) or (name and name in self._promised):
             return name
-        served = self.board.models()
-        if not name and len(served) == 1:
-            return next(iter(served))
-        if not served or (name and name in (default, *self._settings.aliases.values())):
-            raise NoWorker("no worker serves the model now", retry_after=_RETRY_AFTER)
+        known = self.board.models()
+        if not known:
+            raise NoWorker("no worker has a model yet", retry_after=_RETRY_AFTER)
+        if not name and len(known) == 1:
+            return next(iter(known))
         if not name:
-            raise InvalidRequest(f"name a model: {', '.join(sorted(served)[:8])}", field="model")
+            raise InvalidRequest(f"name a model: {', '.join(sorted(known)[:8])}", field="model")
         raise NotFound(f"no worker serves {name[:64]!r}", resource=("model", name[:128]))
 
     async def generate(self, raw: bytes, timeout_s: float | None) -> AsyncGenerator[bytes]:
@@ -97,18 +101,15 @@ class Router:
         """
         arrived_s = time.monotonic()
         deadline_s = arrived_s + timeout_s if timeout_s is not None else None
-        try:
-            request = generation_pb2.GenerateRequest.FromString(raw)
-        except DecodeError:
-            raise InvalidRequest("the request is not a ladr.v1.GenerateRequest") from None
-        if self.open >= self._settings.max_streams:
-            raise Overloaded("the router has all the streams that it may have", retry_after=_RETRY_AFTER)
-        self.open += 1
         model = "other"
+        self.open += 1
         try:
-            model = self.resolve(request.model)
+            if self.open > self._settings.max_streams:
+                raise Overloaded("the router has all the streams that it may have", retry_after=_RETRY_AFTER)
+            asked, request_id = request_head(raw)
+            model = self.resolve(asked)
             self._budget.request(arrived_s)
-            request_id = request.request_id or str(uuid_utils.uuid7())
+            request_id = request_id or str(uuid_utils.uuid7())
             trace.get_current_span().set_attributes(
                 {"gen_ai.operation.name": "chat", "gen_ai.request.model": model, "ladr.request_id": request_id}
             )
@@ -138,63 +139,67 @@ class Router:
                 try:
                     async with aclosing(stream) as messages:
                         async for message in messages:
-                            if not lease.first_token and event_of(message) is Event.DELTA:
+                            if not lease.first_token and event_of(message) is not Event.STARTED:
                                 lease.first_token = True
+                                row.served()
                                 self._stats.first_token(model, time.monotonic() - arrived_s)
                             yield message
                     return
                 except LadrError as error:
-                    self._judge(row, error)
+                    self._judge(row, error, lease.first_token)
                     if lease.first_token:
                         if isinstance(error, Unreachable):
                             raise WorkerLost("the worker was lost in the middle of the answer") from error
                         raise
-                    if not self._may_retry(error, attempt):
+                    tried.add(row)
+                    if not self._may_retry(error, attempt, model, tried):
                         raise
                     log.info("retry", worker=row.worker_id, reason=error.reason, attempt=attempt)
                     self._stats.retried(error.reason.lower())
-            tried.add(row)
 
-    def _may_retry(self, error: LadrError, attempt: int) -> bool:
-        return (
-            isinstance(error, _RETRIABLE)
-            and attempt < self._settings.max_attempts
-            and self._budget.retry(time.monotonic())
-        )
+    def _may_retry(self, error: LadrError, attempt: int, model: str, tried: set[Row]) -> bool:
+        if not isinstance(error, _RETRIABLE) or attempt >= self._settings.max_attempts:
+            return False
+        now_s = time.monotonic()
+        if isinstance(
+            error, Overloaded
+        ):  # nothing was lost, so it costs no budget; but the full need not be asked twice
+            return any(row not in tried for row in self.board.eligible(model, now_s))
+        return self._budget.retry(now_s)
 
-    def _judge(self, row: Row, error: LadrError) -> None:
+    def _judge(self, row: Row, error: LadrError, first_token: bool) -> None:
         """What an error says about the worker, beside the request."""
         if isinstance(error, Unreachable):
             row.unreachable(time.monotonic())
         elif isinstance(error, Draining):
-            row.draining()
+            row.drains()
+        elif isinstance(error, EngineFailed) and not first_token:
+            row.broke(time.monotonic())
 
     async def _pick(self, model: str, tried: set[Row], deadline_s: float | None) -> Row:
         """A worker that was not tried yet, else one that was; waits a moment if none may take requests."""
         give_up_s = time.monotonic() + _PATIENCE_S
+        if deadline_s is not None:
+            give_up_s = min(give_up_s, deadline_s)
         while True:
             now_s = time.monotonic()
             rows = self.board.eligible(model, now_s)
             if rows:
-                policy = self._fallback if self.board.blind(now_s) else self._policy
-                return policy.pick([row for row in rows if row not in tried] or rows, self._rng)
-            until_s = min(give_up_s, deadline_s) if deadline_s is not None else give_up_s
-            if now_s >= until_s:
+                return self.policy(now_s).pick([row for row in rows if row not in tried] or rows, self._rng)
+            if now_s >= give_up_s:
                 if deadline_s is not None and now_s >= deadline_s:
                     raise DeadlineExceeded("the deadline passed before a worker was there")
                 raise NoWorker("no worker can take the request now", retry_after=_RETRY_AFTER)
-            news = self._news
-            wake = asyncio.get_running_loop().call_later(until_s - now_s, news.set)
-            try:
-                await news.wait()
-            finally:
-                wake.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(give_up_s - now_s):
+                    await self._news.wait()
 
     async def _stream(
         self, lease: Lease, request: bytes, attempt: int, deadline_s: float | None
     ) -> AsyncGenerator[bytes]:
         """Messages of one attempt as they come. Raises: LadrError: it failed; Unreachable if the worker is gone."""
         row = lease.row
+        address = row.report.address
         timeout_s = None
         if deadline_s is not None:
             timeout_s = deadline_s - time.monotonic()
@@ -203,32 +208,31 @@ class Router:
         attributes: dict[str, AttributeValue] = {
             "ladr.worker": row.worker_id,
             "ladr.attempt": attempt,
-            "server.address": row.report.address,
+            "server.address": address,
         }
         span = tracer.start_span("attempt", kind=trace.SpanKind.CLIENT, attributes=attributes)
-        call = self.channels.to(row.report.address).unary_stream(GENERATE)(
-            request, timeout=timeout_s, metadata=metadata_of(span)
-        )
-        lease.cancel = call.cancel
-        finished = False
-        try:
-            async for message in call:
-                row.failures = 0
-                finished = event_of(message) is Event.FINISHED
-                yield message
-            if not finished:
-                raise Unreachable("the worker's stream ended without an end")
-        except grpc.aio.AioRpcError as error:
-            failure = from_rpc(error.code(), error.details() or "", error.trailing_metadata())
-            span.set_attribute("error.type", failure.reason)
-            if isinstance(failure, Unreachable):
-                raise Unreachable("the worker does not answer") from error
-            raise failure from error
-        except asyncio.CancelledError:
-            if not lease.revoked:
-                raise
-            span.set_attribute("error.type", "SILENT")
-            raise Unreachable("the worker fell silent") from None
-        finally:
-            call.cancel()
-            span.end()
+        with self.channels.to(address) as channel:
+            call = channel.unary_stream(GENERATE)(request, timeout=timeout_s, metadata=metadata_of(span))
+            lease.cancel = call.cancel
+            finished = False
+            try:
+                async for message in call:
+                    finished = event_of(message) is Event.FINISHED
+                    yield message
+                if not finished:
+                    raise Unreachable("the worker's stream ended without an end")
+            except grpc.aio.AioRpcError as error:
+                failure = from_rpc(error.code(), error.details() or "", error.trailing_metadata())
+                span.set_attribute("error.type", failure.reason)
+                if isinstance(failure, Unreachable):
+                    raise Unreachable("the worker does not answer") from error
+                raise failure from error
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise  # the caller went away
+                span.set_attribute("error.type", "SILENT")
+                raise Unreachable("the worker fell silent") from None
+            finally:
+                call.cancel()
+                span.end()

@@ -1,31 +1,43 @@
-"""The scoreboard as weights: a RouteTable each tick, to any number of watchers."""
+"""The scoreboard as weights: a RouteTable each tick, to a bounded number of watchers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from datetime import timedelta
 
-from ladr.errors import Draining
+from ladr.errors import Draining, Overloaded
 from ladr.v1 import router_pb2
-from services.router.score import relative_latencies, score, weights
+from services.router.policies import Policy
+from services.router.score import relative_latencies, score
 from services.router.scoreboard import Row, Scoreboard
+
+MAX_WATCHERS = 1024
 
 
 class Routes:
-    """Holds the newest table. A slow watcher misses tables in between, never the newest."""
+    """Makes tables: all workers each tick, those of one model when they are watched. A slow watcher misses tables in between.
 
-    def __init__(self, policy: str, alpha: float, beta: float) -> None:
+    Args: policy: gives the policy that picks at this moment (another one while no reports come).
+    """
+
+    def __init__(
+        self, board: Scoreboard, policy: Callable[[float], Policy], name: str, alpha: float, beta: float
+    ) -> None:
+        self._board = board
         self._policy = policy
-        self._alpha = alpha
-        self._beta = beta
         self._news = asyncio.Event()
         self._closed = False
-        self.table = router_pb2.RouteTable(policy=policy, alpha=alpha, beta=beta, degraded=True)
+        self._watchers = 0
+        self._tables: dict[str, router_pb2.RouteTable] = {}
+        self._now_s = 0.0
+        self.table = router_pb2.RouteTable(policy=name, alpha=alpha, beta=beta, degraded=True)
 
-    def tick(self, board: Scoreboard, now_s: float) -> None:
+    def tick(self, now_s: float) -> None:
         """Make the table anew and tell the watchers."""
-        self.table = route_table(board, now_s, self._policy, self._alpha, self._beta, self.table.version + 1)
+        self._now_s = now_s
+        self.table = self._make("")
+        self._tables = {}
         self._tell()
 
     def close(self) -> None:
@@ -33,55 +45,57 @@ class Routes:
         self._closed = True
         self._tell()
 
-    async def watch(self, model: str) -> AsyncIterator[router_pb2.RouteTable]:
-        """Tables for ever, the present one first; only workers that serve `model`, if it is not empty.
+    async def watch(self, model: str) -> AsyncGenerator[router_pb2.RouteTable]:
+        """Tables for ever, the present one first; only workers where `model` is ready, if it is not empty.
 
-        Raises: Draining: the router is going away.
+        Raises: Overloaded: a watcher too many. Draining: the router is going away.
         """
-        while not self._closed:
-            news = self._news
-            yield narrowed(self.table, model)
-            await news.wait()
-        raise Draining("this router is going away; watch another")
+        if self._watchers >= MAX_WATCHERS:
+            raise Overloaded("the router has all the watchers that it may have", retry_after=timedelta(seconds=1))
+        self._watchers += 1
+        try:
+            while not self._closed:
+                news = self._news
+                yield self._table_of(model)
+                await news.wait()
+            raise Draining("this router is going away; watch another")
+        finally:
+            self._watchers -= 1
+
+    def _table_of(self, model: str) -> router_pb2.RouteTable:
+        if not model:
+            return self.table
+        if model not in self._tables:
+            self._tables[model] = self._make(model)
+        return self._tables[model]
 
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
-
-def narrowed(table: router_pb2.RouteTable, model: str) -> router_pb2.RouteTable:
-    """The table with the workers of one model alone, their weights again summing to 1."""
-    if not model:
+    def _make(self, model: str) -> router_pb2.RouteTable:
+        """Rows with their scores; weights are of the policy, over the eligible ones."""
+        board, last, now_s = self._board, self.table, self._now_s
+        rows = [row for row in board.rows() if not model or model in row.models]
+        eligible = [row for row in rows if not board.ineligible(row, now_s)]
+        weights = self._policy(now_s).weights(eligible) if eligible else []
+        share = dict(zip((row.worker_id for row in eligible), weights, strict=True))
+        fastest_s = min((row.latency_s for row in eligible if row.latency_s), default=None)
+        table = router_pb2.RouteTable(
+            version=last.version if model else last.version + 1,
+            policy=last.policy,
+            degraded=board.blind(now_s),
+            alpha=last.alpha,
+            beta=last.beta,
+        )
+        table.computed_at.GetCurrentTime()
+        if fastest_s is not None:
+            table.fastest_latency.FromTimedelta(timedelta(seconds=fastest_s))
+        for row in rows:
+            relative = relative_latencies([row.latency_s, fastest_s])[0]
+            points = score(relative, row.queue, last.alpha, last.beta)
+            table.routes.append(_route(row, points, share.get(row.worker_id, 0.0)))
         return table
-    kept = router_pb2.RouteTable()
-    kept.CopyFrom(table)
-    del kept.routes[:]
-    kept.routes.extend(route for route in table.routes if model in route.models)
-    total = sum(route.weight for route in kept.routes)
-    for route in kept.routes:
-        route.weight = route.weight / total if total else 0.0
-    return kept
-
-
-def route_table(
-    board: Scoreboard, now_s: float, policy: str, alpha: float, beta: float, version: int
-) -> router_pb2.RouteTable:
-    """All rows with their scores; weights over the eligible ones."""
-    rows = board.rows()
-    latencies = [row.latency_s for row in rows]
-    scores = [
-        score(relative, row.queue, alpha, beta)
-        for relative, row in zip(relative_latencies(latencies), rows, strict=True)
-    ]
-    may = [not board.ineligible(row, now_s) for row in rows]
-    shares = iter(weights([one for one, eligible in zip(scores, may, strict=True) if eligible]))
-    table = router_pb2.RouteTable(version=version, policy=policy, degraded=board.blind(now_s), alpha=alpha, beta=beta)
-    table.computed_at.GetCurrentTime()
-    if known := [latency for latency in latencies if latency]:
-        table.fastest_latency.FromTimedelta(timedelta(seconds=min(known)))
-    for row, points, eligible in zip(rows, scores, may, strict=True):
-        table.routes.append(_route(row, points, next(shares) if eligible else 0.0))
-    return table
 
 
 def _route(row: Row, points: float, weight: float) -> router_pb2.Route:

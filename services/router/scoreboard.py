@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ladr.v1 import fleet_pb2, metrics_pb2
@@ -10,7 +10,7 @@ from services.router.ema import Ema
 
 BLIND_S = 0.5  # without an update for so long the bus is as good as lost: it promises one every 200 ms
 FORGET_S = 30.0  # how long a silent worker is still listed
-_BACKOFF_S = (0.2, 5.0)  # first and longest time that an unreachable worker is left alone
+_BACKOFF_S = (0.2, 5.0)  # first and longest time that a worker that fails is left alone
 _STATES = {
     fleet_pb2.WORKER_STATE_READY: "",
     fleet_pb2.WORKER_STATE_STARTING: "starting",
@@ -23,14 +23,16 @@ class Row:
     """One incarnation of a worker. A `policies.Candidate`."""
 
     __slots__ = (
+        "_draining_at",
         "_latency",
         "_pace",
         "_queue",
-        "draining_after",
         "failed_s",
         "failures",
+        "gone",
         "heard_s",
         "in_flight",
+        "known",
         "leases",
         "models",
         "report",
@@ -46,11 +48,13 @@ class Row:
         self.in_flight = 0  # open requests of this router
         self.sent = 0  # of those, sent since the newest report
         self.leases: set[Lease] = set()
-        self.models: frozenset[str] = frozenset()  # served names that are ready there
-        self.failures = 0  # connection failures since it last served
+        self.known: frozenset[str] = frozenset()  # served names, in any state
+        self.models: frozenset[str] = frozenset()  # those that are ready
+        self.gone = False  # the bus said so
+        self.failures = 0  # failures in a row
         self.failed_s = float("-inf")
         self.retry_s = float("-inf")
-        self.draining_after = -1  # sequence number of the report after which it said so itself
+        self._draining_at = -1  # sequence number of the newest report when it refused a request as draining
         self._latency = Ema(theta)
         self._pace = Ema(theta)
         self._queue = Ema(theta)
@@ -67,8 +71,10 @@ class Row:
                 ema.add(span_s / (after.count - before.count), heard_s)
         self._queue.add(report.running + report.queued, heard_s)
         self.report = report
+        self.known = frozenset(m.name for m in report.models)
         self.models = frozenset(m.name for m in report.models if m.state == fleet_pb2.MODEL_STATE_READY)
         self.heard_s = heard_s
+        self.gone = False
         self.sent = 0
 
     @property
@@ -94,14 +100,31 @@ class Row:
 
     def unreachable(self, now_s: float) -> None:
         """The connection to it failed: leave it alone until it is heard again, and longer each time."""
-        first_s, longest_s = _BACKOFF_S
         self.failed_s = now_s
+        self._back_off(now_s)
+
+    def broke(self, now_s: float) -> None:
+        """Its engine failed before the first token: once may be the request's fault, in a row it is the worker's."""
+        if self.failures:
+            self._back_off(now_s)
+        self.failures = max(self.failures, 1)
+
+    def served(self) -> None:
+        """A token came from it."""
+        self.failures = 0
+
+    def _back_off(self, now_s: float) -> None:
+        first_s, longest_s = _BACKOFF_S
         self.retry_s = now_s + min(first_s * 2**self.failures, longest_s)
         self.failures = min(self.failures + 1, 16)
 
-    def draining(self) -> None:
-        """It refused a request because it drains; its report will say so."""
-        self.draining_after = self.report.sequence
+    def drains(self, yes: bool = True) -> None:
+        """It drains, as its next report will say too; or no longer."""
+        self._draining_at = self.report.sequence if yes else -1
+
+    @property
+    def draining(self) -> bool:
+        return self._draining_at >= self.report.sequence
 
 
 @dataclass(eq=False)
@@ -112,16 +135,20 @@ class Lease:
     first_token: bool = False
     revoked: bool = False
     cancel: Callable[[], object] = field(default=lambda: None)
+    _sent_at: int = -1
 
     def __enter__(self) -> Lease:
         self.row.in_flight += 1
         self.row.sent += 1
         self.row.leases.add(self)
+        self._sent_at = self.row.report.sequence
         return self
 
     def __exit__(self, *_: object) -> None:
         self.row.leases.remove(self)
         self.row.in_flight -= 1
+        if self._sent_at == self.row.report.sequence:  # came and went between two reports
+            self.row.sent -= 1
 
     def revoke(self) -> None:
         """The worker is gone; the request, if it has no token yet, shall go elsewhere."""
@@ -137,9 +164,10 @@ class Scoreboard:
     stands as it was; once updates come again, each worker has a full TTL to be heard.
     """
 
-    def __init__(self, theta: float, ttl_s: float) -> None:
+    def __init__(self, theta: float, ttl_s: float, forget_s: float = FORGET_S) -> None:
         self._theta = theta
         self._ttl_s = ttl_s
+        self._forget_s = forget_s
         self._rows: dict[str, Row] = {}
         self._updated_s = float("-inf")
         self._listening_since_s = float("inf")
@@ -150,18 +178,18 @@ class Scoreboard:
             self._listening_since_s = now_s
         self._updated_s = now_s
         for entry in update.workers:
-            self._hear(entry.report, now_s - entry.age.ToTimedelta().total_seconds())
+            self._hear(entry.report, now_s - entry.age.ToTimedelta().total_seconds(), now_s)
         for gone in update.gone:
             row = self._rows.get(gone.worker_id)
             if row and row.report.incarnation == gone.incarnation:
-                row.heard_s = float("-inf")
+                row.gone = True
                 _revoke(row)
 
     def lost(self) -> None:
         """The stream of updates broke."""
         self._updated_s = float("-inf")
 
-    def _hear(self, report: fleet_pb2.WorkerReport, heard_s: float) -> None:
+    def _hear(self, report: fleet_pb2.WorkerReport, heard_s: float, now_s: float) -> None:
         row = self._rows.get(report.worker_id)
         if row and row.report.incarnation == report.incarnation:
             if report.sequence > row.report.sequence:
@@ -169,8 +197,8 @@ class Scoreboard:
             elif report.sequence == row.report.sequence:
                 row.heard_s = max(row.heard_s, heard_s)
             return
-        if row and row.report.incarnation > report.incarnation:
-            return  # an older life, told late
+        if row and row.report.incarnation > report.incarnation and not self._silent(row, now_s):
+            return  # an older life, told late; after a silence it is a new one whose host's clock is behind
         if row:
             _revoke(row)
         row = self._rows[report.worker_id] = Row(report, self._theta)
@@ -186,20 +214,25 @@ class Scoreboard:
 
     def ineligible(self, row: Row, now_s: float) -> str:
         """Why a worker may get no request now; empty if it may."""
-        if row.draining_after >= row.report.sequence:
+        if row.draining:
             return "draining"
         reason = _STATES.get(row.report.state, "starting")
         if reason:
             return reason
-        if row.heard_s == float("-inf"):
-            return "silent"
-        if not self.blind(now_s) and now_s - max(row.heard_s, self._listening_since_s) > self._ttl_s:
+        if self._silent(row, now_s):
             return "silent"
         if now_s < row.retry_s or (row.failed_s >= row.heard_s and not self.blind(now_s)):
             return "unreachable"
         if row.report.loop_lag.seconds + row.report.loop_lag.nanos / 1e9 > self._ttl_s:
             return "stalled"
         return ""
+
+    def _silent(self, row: Row, now_s: float) -> bool:
+        return row.gone or (not self.blind(now_s) and self._unheard_s(row, now_s) > self._ttl_s)
+
+    def _unheard_s(self, row: Row, now_s: float) -> float:
+        """For how long the board has listened without hearing of the worker."""
+        return now_s - max(row.heard_s, self._listening_since_s)
 
     def eligible(self, model: str, now_s: float) -> list[Row]:
         """Workers that may get a request for a served name now."""
@@ -212,25 +245,23 @@ class Scoreboard:
     def get(self, worker_id: str) -> Row | None:
         return self._rows.get(worker_id)
 
-    def serves(self, model: str) -> bool:
-        """Whether a listed worker serves a name."""
-        return any(model in row.models for row in self._rows.values())
+    def knows(self, model: str) -> bool:
+        """Whether a listed worker has a model of this name, ready or not."""
+        return any(model in row.known for row in self._rows.values())
 
     def models(self) -> set[str]:
-        """Every name that a listed worker serves."""
-        return set().union(*(row.models for row in self._rows.values()))
+        """Every name that a listed worker has, ready or not."""
+        return set().union(*(row.known for row in self._rows.values()))
 
-    def sweep(self, now_s: float) -> Iterable[Row]:
-        """Send the requests of silent workers elsewhere and forget workers long silent; gives those forgotten."""
+    def sweep(self, now_s: float) -> None:
+        """Send the requests of silent workers elsewhere, and forget workers long silent."""
         if self.blind(now_s):
-            return []
-        forgotten = []
+            return
         for row in list(self._rows.values()):
             if self.ineligible(row, now_s) == "silent":
                 _revoke(row)
-            if now_s - max(row.heard_s, self._listening_since_s) > FORGET_S:
-                forgotten.append(self._rows.pop(row.worker_id))
-        return forgotten
+            if self._unheard_s(row, now_s) > self._forget_s and not row.in_flight:
+                del self._rows[row.worker_id]
 
 
 def _revoke(row: Row) -> None:

@@ -75,12 +75,16 @@ class RouterServicer:
         self, request: router_pb2.DrainWorkerRequest, context: grpc.aio.ServicerContext
     ) -> router_pb2.WorkerInfo:
         row = self._row(request.worker_id)
-        stub = worker_pb2_grpc.WorkerStub(self._router.channels.to(row.report.address))
-        try:
-            row.report = await stub.Drain(worker_pb2.DrainRequest(undo=request.undo), timeout=_DRAIN_S)
-        except grpc.aio.AioRpcError as error:
-            raise Unreachable(f"worker {row.worker_id} does not answer ({error.code().name})") from error
-        return self._info(row)
+        with self._router.channels.to(row.report.address) as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)
+            try:
+                report = await stub.Drain(worker_pb2.DrainRequest(undo=request.undo), timeout=_DRAIN_S)
+            except grpc.aio.AioRpcError as error:
+                raise Unreachable(f"worker {row.worker_id} does not answer ({error.code().name})") from error
+        row.drains(not request.undo)
+        info = self._info(row)
+        info.report.CopyFrom(report)
+        return info
 
     def _row(self, worker_id: str) -> Row:
         row = self._router.board.get(worker_id)
@@ -99,8 +103,7 @@ class RouterServicer:
             in_flight=row.in_flight,
             route=next((r for r in self._routes.table.routes if r.worker_id == row.worker_id), None),
         )
-        if row.heard_s > float("-inf"):
-            info.age.FromTimedelta(timedelta(seconds=max(0.0, board.age_s(row, now_s))))
+        info.age.FromTimedelta(timedelta(seconds=max(0.0, board.age_s(row, now_s))))
         return info
 
 

@@ -105,3 +105,15 @@ def test_the_retry_budget_runs_out() -> None:
         budget.request(5.0)
     assert sum(budget.retry(5.5) for _ in range(1000)) == RESERVE + 20
     assert budget.retry(16.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 50), st.floats(1e-3, 10)), min_size=1, max_size=9))
+def test_weights_are_how_often_each_is_picked(workers: list[tuple[int, float, float]]) -> None:
+    fleet = [Worker(str(i), in_flight=n, queue=q, latency_s=s) for i, (n, q, s) in enumerate(workers)]
+    rng = Random(4)
+    for policy in (RoundRobin(), LeastRequest(), LadrWeighted(0.5, 0.5)):
+        weights = policy.weights(fleet)
+        assert abs(sum(weights) - 1) < 1e-9
+        drawn = Counter(policy.pick(fleet, rng).worker_id for _ in range(900))
+        for worker, weight in zip(fleet, weights, strict=True):
+            assert abs(drawn[worker.worker_id] / 900 - weight) < 0.1

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ladr.errors import InvalidRequest
 from ladr.v1 import generation_pb2
 from services.router.ema import PERIOD_S, Ema
 from services.router.score import relative_latencies, score, weights
-from services.router.wire import Event, event_of
+from services.router.wire import MAX_CHAT_MESSAGES, Event, event_of, request_head
 
 samples = st.lists(st.floats(0, 1e3), min_size=1, max_size=30)
 
@@ -104,3 +106,42 @@ def test_fields_appended_to_a_request_win_over_those_in_it(prompt: str, model: s
     own = generation_pb2.GenerateRequest(model=model or "m", attempt=attempt).SerializeToString()
     merged = generation_pb2.GenerateRequest.FromString(raw + own)
     assert (merged.prompt, merged.model, merged.attempt, merged.session_id) == (prompt, model or "m", attempt, "s")
+
+
+requests = st.builds(
+    generation_pb2.GenerateRequest,
+    model=st.text(max_size=20),
+    prompt=st.text(max_size=200),
+    request_id=st.text(max_size=20),
+    session_id=st.text(max_size=20),
+    raw=st.booleans(),
+    attempt=st.integers(0, 2**32 - 1),
+    messages=st.lists(
+        st.builds(generation_pb2.ChatMessage, role=st.text(max_size=5), content=st.text(max_size=50)), max_size=5
+    ),
+    sampling=st.builds(generation_pb2.Sampling, temperature=st.floats(0, 2), seed=st.integers(0, 2**64 - 1)),
+)
+
+
+@given(st.lists(requests, min_size=1, max_size=3))
+def test_the_head_of_a_request_is_what_decoding_it_gives(parts: list[generation_pb2.GenerateRequest]) -> None:
+    data = b"".join(part.SerializeToString() for part in parts)
+    decoded = generation_pb2.GenerateRequest.FromString(data)
+    assert request_head(data) == (decoded.model, decoded.request_id)
+
+
+@given(st.binary(max_size=60))
+def test_what_is_no_request_is_refused_and_never_breaks_the_reader(data: bytes) -> None:
+    try:
+        request_head(data)
+    except InvalidRequest:
+        return
+
+
+def test_a_hundred_thousand_empty_messages_are_refused_unread() -> None:
+    message = generation_pb2.GenerateRequest(messages=[generation_pb2.ChatMessage()]).SerializeToString()
+    assert request_head(message * MAX_CHAT_MESSAGES) == ("", "")
+    for many in (MAX_CHAT_MESSAGES + 1, 100_000):
+        with pytest.raises(InvalidRequest) as refused:
+            request_head(message * many)
+        assert refused.value.field == "messages"

@@ -162,7 +162,7 @@ def test_a_worker_that_reports_but_cannot_be_reached_is_tried_less_and_less() ->
 
 def test_a_worker_that_refused_as_draining_gets_nothing_until_its_next_report_decides() -> None:
     fleet = board(report("a"))
-    fleet.rows()[0].draining()
+    fleet.rows()[0].drains()
     assert names(fleet, 0.1) == []
     fleet.hear(update(report("a", sequence=2)), 0.2)
     assert names(fleet, 0.2) == ["a"]
@@ -222,14 +222,65 @@ def test_a_silent_workers_requests_without_a_token_are_sent_elsewhere_and_no_oth
         assert not answering.revoked
 
 
-def test_a_worker_long_silent_is_forgotten() -> None:
-    fleet = board(report("a"))
+def test_a_worker_long_silent_is_forgotten_but_not_while_a_stream_is_open() -> None:
+    fleet = board(report("a"), report("b"))
+    gone = metrics_pb2.FleetUpdate()
+    gone.gone.add(worker_id="b", incarnation="1")
     now_s = 0.0
-    while now_s < FORGET_S + 1:
-        now_s += 0.2
-        fleet.hear(update(), now_s)
-        fleet.sweep(now_s)
+
+    def listen(for_s: float) -> None:
+        nonlocal now_s
+        until_s = now_s + for_s
+        while now_s < until_s:
+            now_s += 0.2
+            fleet.hear(gone, now_s)
+            fleet.sweep(now_s)
+
+    with Lease(fleet.rows()[0]):
+        listen(5)
+        assert [row.worker_id for row in fleet.rows()] == ["a", "b"]
+        listen(FORGET_S)
+        assert [row.worker_id for row in fleet.rows()] == ["a"]
+    listen(0.2)
     assert fleet.rows() == []
+
+
+def test_a_new_life_whose_clock_is_behind_is_taken_once_the_old_one_is_silent() -> None:
+    fleet = board(report("a", life="2"))
+    fleet.hear(update(report("a", life="1")), 0.3)
+    assert fleet.rows()[0].report.incarnation == "2"
+    for tick in range(2, 8):
+        fleet.hear(update(), tick * 0.2)
+    fleet.hear(update(report("a", life="1", sequence=9)), 1.5)
+    assert fleet.rows()[0].report.incarnation == "1"
+    assert names(fleet, 1.5) == ["a"]
+
+
+def test_an_engine_that_fails_in_a_row_is_left_alone_longer_and_longer_until_it_serves() -> None:
+    fleet = board(report("a"))
+    row = fleet.rows()[0]
+    row.broke(0.0)
+    assert names(fleet, 0.0) == ["a"]  # once may be the request's fault
+    row.broke(0.1)
+    assert names(fleet, 0.2) == []
+    fleet.hear(update(report("a", sequence=2)), 0.2)
+    assert names(fleet, 0.2) == []  # that it reports says nothing of its engine
+    fleet.hear(update(report("a", sequence=3)), 0.6)
+    assert names(fleet, 0.6) == ["a"]
+    row.served()
+    row.broke(0.7)
+    assert names(fleet, 0.7) == ["a"]
+
+
+def test_a_request_that_came_and_went_between_two_reports_is_not_counted_as_sent() -> None:
+    fleet = board(report("a"))
+    row = fleet.rows()[0]
+    with Lease(row):
+        assert row.sent == 1
+    assert row.sent == 0
+    with Lease(row):
+        fleet.hear(update(report("a", sequence=2)), 0.2)
+    assert row.sent == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.integers(1, 8)), max_size=60))

@@ -44,10 +44,13 @@ C = TypeVar("C", bound=Candidate)
 
 
 class Policy(Protocol):
-    """Picks one of the workers that may take a request."""
+    """Picks one of the workers that may take a request. `candidates` has at least one entry; all of them are eligible."""
 
     def pick(self, candidates: Sequence[C], rng: Random) -> C:
-        """Pick one. `candidates` has at least one entry; all of them are eligible."""
+        """Pick one."""
+
+    def weights(self, candidates: Sequence[Candidate]) -> list[float]:
+        """For each candidate the probability that it is picked next, as far as chance decides; they sum to 1."""
 
 
 def create(settings: RouterSettings) -> Policy:

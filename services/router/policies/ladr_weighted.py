@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from services.router.policies import C
-from services.router.score import relative_latencies, score
+from services.router.policies import C, Candidate
+from services.router.score import relative_latencies, score, weights
 
 
 class LadrWeighted:
@@ -17,6 +17,12 @@ class LadrWeighted:
         self._beta = beta
 
     def pick(self, candidates: Sequence[C], rng: Random) -> C:
+        return rng.choices(candidates, self._scores(candidates))[0]
+
+    def weights(self, candidates: Sequence[Candidate]) -> list[float]:
+        """S / Σ S."""
+        return weights(self._scores(candidates))
+
+    def _scores(self, candidates: Sequence[Candidate]) -> list[float]:
         relative = relative_latencies([c.latency_s for c in candidates])
-        scores = [score(r, c.queue, self._alpha, self._beta) for r, c in zip(relative, candidates, strict=True)]
-        return rng.choices(candidates, scores)[0]
+        return [score(r, c.queue, self._alpha, self._beta) for r, c in zip(relative, candidates, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from services.router.policies import C
+from services.router.policies import C, Candidate
 
 
 class LeastRequest:
@@ -14,3 +14,9 @@ class LeastRequest:
     def pick(self, candidates: Sequence[C], rng: Random) -> C:
         least = min(c.in_flight for c in candidates)
         return rng.choice([c for c in candidates if c.in_flight == least])
+
+    def weights(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Equal among those with the least."""
+        least = min(c.in_flight for c in candidates)
+        ties = sum(c.in_flight == least for c in candidates)
+        return [(c.in_flight == least) / ties for c in candidates]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from services.router.policies import C
+from services.router.policies import C, Candidate
 
 
 class RoundRobin:
@@ -19,3 +19,7 @@ class RoundRobin:
         chosen = min(after or candidates, key=lambda c: c.worker_id)
         self._last = chosen.worker_id
         return chosen
+
+    def weights(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Equal: each has its turn."""
+        return [1 / len(candidates)] * len(candidates)
