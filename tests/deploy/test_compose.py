@@ -57,6 +57,12 @@ def test_only_the_documented_profiles_hide_a_service() -> None:
     assert set(re.findall(r"--profile (\w+)", head)) == set(PROFILES)
 
 
+def test_a_read_only_service_has_a_place_for_temporary_files() -> None:
+    for name, service in services().items():
+        if service.get("read_only"):
+            assert "/tmp" in service.get("tmpfs", []), name
+
+
 def test_a_service_waits_only_for_services_that_exist_and_have_a_healthcheck() -> None:
     for name, service in services().items():
         for other, how in service.get("depends_on", {}).items():
@@ -122,7 +128,7 @@ def test_prometheus_scrapes_the_http_ports_of_services_that_exist() -> None:
     for job in deployed("prometheus.yaml")["scrape_configs"]:
         for one in job["static_configs"]:
             scraped.update((name, int(port)) for name, _, port in (target.partition(":") for target in one["targets"]))
-    ours = {name: own for name in MESH if (own := section(services()[name]))}
+    ours = {name: own for name, service in services().items() if (own := section(service))}
     assert scraped == {name: defaults(own).http_port for name, own in ours.items()}
 
 

@@ -1,0 +1,79 @@
+"""The benchmarks still run, and their reports have what docs/benchmarks.md tells of. Their figures are not judged here."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import NAMES
+from benchmarks.report import Report, Spread, Table, percentile
+from tests.processes import ROOT
+
+
+def bench(*arguments: str) -> str:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def numbers(value: Any) -> list[float]:
+    """Every number in a report's rows."""
+    if isinstance(value, dict | list):
+        return [n for inner in (value.values() if isinstance(value, dict) else value) for n in numbers(inner)]
+    return [value] if isinstance(value, int | float) else []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_runs_and_gives_figures(name: str) -> None:
+    found = json.loads(bench(name, "--quick", "-o", "json"))
+    assert found["machine"]["cores"] >= 1
+    assert found["machine"].keys() == {"cores", "cpu", "python", "grpcio", "load"}
+    report = found["benchmarks"][name]
+    assert report["tables"]
+    for table in report["tables"]:
+        assert table["rows"]
+        assert all(math.isfinite(n) for n in numbers(table["rows"])), table
+    if name == "transformers_batching":
+        fp32 = report["tables"][0]["rows"]
+        assert [row["same answers"].split(",")[0] for row in fp32] == ["ours 8/8", "ours 16/16"]
+
+
+def test_every_benchmark_says_what_it_measures_and_the_documentation_tells_of_each() -> None:
+    documentation = (ROOT / "docs" / "benchmarks.md").read_text()
+    listed = bench("--list").splitlines()
+    for name in NAMES:
+        assert f"make bench ARGS={name}" in documentation
+        assert listed[listed.index(name) + 1].strip()
+
+
+def test_a_wrong_name_is_refused_with_those_that_there_are() -> None:
+    command = [sys.executable, "-m", "benchmarks", "nothing"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert all(name in done.stderr for name in NAMES)
+
+
+def test_a_table_gives_the_same_figures_to_people_and_to_programs() -> None:
+    table = Table("Speed", ("kind", "rate [1/s]"))
+    table.add("fast", Spread.of([3.0, 1.0, 2.0]))
+    table.add("slow", 1234.5)
+    assert (
+        str(Report([table], ["Noted."]))
+        == "Speed\n  kind  rate [1/s]\n  fast     2 (1–3)\n  slow       1,234\n\nNoted."
+    )
+    rows = [
+        {"kind": "fast", "rate [1/s]": {"median": 2.0, "least": 1.0, "greatest": 3.0}},
+        {"kind": "slow", "rate [1/s]": 1234.5},
+    ]
+    assert Report([table]).plain() == {"tables": [{"title": "Speed", "rows": rows}], "notes": []}
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = [float(n) for n in range(101)]
+    assert [percentile(values[::-1], share) for share in (0.0, 0.5, 0.99, 1.0)] == [0.0, 50.0, 99.0, 100.0]
