@@ -118,6 +118,7 @@ class OpenAISettings(Section):
     base_url: str = Field("http://127.0.0.1:8000/v1", description="OpenAI-compatible API, up to and with /v1")
     api_key: SecretStr = Field(SecretStr(""), description="bearer token for the upstream")
     connect_timeout: Duration = Field(timedelta(seconds=5), description="how long a connection may take")
+    read_timeout: Duration = Field(timedelta(minutes=5), description="longest silence of the upstream within an answer")
 
 
 class WorkerSettings(Server):
@@ -145,7 +146,8 @@ class WorkerSettings(Server):
         (ModelSettings(name="smollm2-135m"),), description="models to load at the start; short: name=source,name=source"
     )
     model_root: Path = Field(Path("models"), description="directory that models may be loaded from")
-    max_models: int = Field(4, gt=0, description="most models at once")
+    allow_hub: bool = Field(False, description="let a model's source be a hub name, which is downloaded")
+    max_models: int = Field(4, gt=0, le=64, description="most models at once")
     slots: int = Field(4, gt=0, le=1024, description="requests that run at once")
     queue_limit: int = Field(64, ge=0, description="requests that may wait for a slot")
     threads: int = Field(1, gt=0, description="processor threads of the engine")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ladr import config
 from ladr.cli.misuse import Misuse
 from ladr.cli.ports import FreePorts, is_free, reachable
-from ladr.config import Settings, env_name
+from ladr.config import Section, Settings, WorkerSettings, env_name
+
+_NESTED = frozenset(
+    name
+    for name, field in WorkerSettings.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ def _worker(settings: Settings, position: int, free: FreePorts, bus: Mapping[str
         for key in ("port", "http_port")
     }
     name = own.id if "id" in entry else f"worker-{position + 1}"
-    environ = {env_name("worker", key): _text(value) for key, value in entry.items()}
+    environ = {env_name("worker", *keys): _text(value) for keys, value in _leaves(entry)}
     environ |= {**bus, env_name("worker", "id"): name}
     return _child(name, "worker", own.model_copy(update=ports), free, environ)
 
@@ -102,6 +108,15 @@ def _check(children: list[Child]) -> None:
                 raise Misuse(f"{where} cannot be listened on ({error.strerror}): set {key} or its host") from None
             if not free:
                 raise Misuse(f"port {port} is in use: set {key} or stop what uses it")
+
+
+def _leaves(entry: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each setting of a fleet entry by its keys, nested ones too: each must win over the variable of just that name."""
+    for key, value in entry.items():
+        if key in _NESTED and isinstance(value, Mapping):
+            yield from (((key, *inner), leaf) for inner, leaf in _leaves(value))
+        else:
+            yield (key,), value
 
 
 def _text(value: Any) -> str:

@@ -38,7 +38,7 @@ MODEL_STATE_FAILED: ModelState
 MODEL_STATE_UNLOADED: ModelState
 
 class WorkerReport(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "sequence", "address", "state", "models", "engine", "slots", "running", "queued", "queue_limit", "time_to_first_token", "time_per_output_token", "end_to_end", "tokens_per_second", "kv_used_ratio", "gpus", "draft_acceptance", "stages", "finished_total", "failed_total", "cancelled_total", "loop_lag", "reported_at")
+    __slots__ = ("worker_id", "incarnation", "sequence", "address", "state", "models", "engine", "slots", "running", "queued", "queue_limit", "time_to_first_token", "time_per_output_token", "end_to_end", "tokens_per_second", "kv_used_ratio", "gpus", "drafting", "stages", "finished_total", "failed_total", "cancelled_total", "loop_lag", "reported_at")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -56,7 +56,7 @@ class WorkerReport(_message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     KV_USED_RATIO_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     FINISHED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     FAILED_TOTAL_FIELD_NUMBER: _ClassVar[int]
@@ -80,14 +80,14 @@ class WorkerReport(_message.Message):
     tokens_per_second: float
     kv_used_ratio: float
     gpus: _containers.RepeatedCompositeFieldContainer[GpuMemory]
-    draft_acceptance: float
+    drafting: DraftTotals
     stages: _containers.RepeatedCompositeFieldContainer[StageStatus]
     finished_total: int
     failed_total: int
     cancelled_total: int
     loop_lag: _duration_pb2.Duration
     reported_at: _timestamp_pb2.Timestamp
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ..., engine: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., queue_limit: _Optional[int] = ..., time_to_first_token: _Optional[_Union[LatencyTotals, _Mapping]] = ..., time_per_output_token: _Optional[_Union[LatencyTotals, _Mapping]] = ..., end_to_end: _Optional[_Union[LatencyTotals, _Mapping]] = ..., tokens_per_second: _Optional[float] = ..., kv_used_ratio: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[GpuMemory, _Mapping]]] = ..., draft_acceptance: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., finished_total: _Optional[int] = ..., failed_total: _Optional[int] = ..., cancelled_total: _Optional[int] = ..., loop_lag: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reported_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ..., engine: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., queue_limit: _Optional[int] = ..., time_to_first_token: _Optional[_Union[LatencyTotals, _Mapping]] = ..., time_per_output_token: _Optional[_Union[LatencyTotals, _Mapping]] = ..., end_to_end: _Optional[_Union[LatencyTotals, _Mapping]] = ..., tokens_per_second: _Optional[float] = ..., kv_used_ratio: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[GpuMemory, _Mapping]]] = ..., drafting: _Optional[_Union[DraftTotals, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., finished_total: _Optional[int] = ..., failed_total: _Optional[int] = ..., cancelled_total: _Optional[int] = ..., loop_lag: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reported_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
     __slots__ = ("name", "state", "context_tokens", "load_progress", "error")
@@ -110,6 +110,14 @@ class LatencyTotals(_message.Message):
     count: int
     sum: _duration_pb2.Duration
     def __init__(self, count: _Optional[int] = ..., sum: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class DraftTotals(_message.Message):
+    __slots__ = ("drafted_tokens", "accepted_tokens")
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class GpuMemory(_message.Message):
     __slots__ = ("index", "used_bytes", "total_bytes")

@@ -72,8 +72,8 @@ class RouterServicer(object):
     def Generate(self, request, context):
         """Generates an answer on the worker that the policy picks. Errors: INVALID_ARGUMENT (BadRequest names the field),
         NOT_FOUND (no such model; ResourceInfo names it), UNAVAILABLE (no worker can take it now; RetryInfo),
-        RESOURCE_EXHAUSTED (every worker's queue is full; RetryInfo), DEADLINE_EXCEEDED, ABORTED (the worker was lost after the
-        first token).
+        RESOURCE_EXHAUSTED (every worker's queue is full; RetryInfo), DEADLINE_EXCEEDED, INTERNAL (engines failed), ABORTED (the
+        worker was lost after the first token).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,7 +81,8 @@ class RouterServicer(object):
 
     def WatchRoutes(self, request, context):
         """The weights by which this router picks, at once and then every 200 ms, for clients and proxies that pick for
-        themselves.
+        themselves. Errors: NOT_FOUND (no such model), RESOURCE_EXHAUSTED (too many watchers; RetryInfo), UNAVAILABLE (the router
+        is going away, or there is no model yet).
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME the table is a message of the domain
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -89,7 +90,8 @@ class RouterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
-        """The workers that this router knows, by name, in pages.
+        """The workers that this router knows, by name, in pages. Errors: INVALID_ARGUMENT, NOT_FOUND (no such model), UNAVAILABLE (no
+        model yet).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,16 +39,19 @@ class RouterStub:
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """Generates an answer on the worker that the policy picks. Errors: INVALID_ARGUMENT (BadRequest names the field),
     NOT_FOUND (no such model; ResourceInfo names it), UNAVAILABLE (no worker can take it now; RetryInfo),
-    RESOURCE_EXHAUSTED (every worker's queue is full; RetryInfo), DEADLINE_EXCEEDED, ABORTED (the worker was lost after the
-    first token).
+    RESOURCE_EXHAUSTED (every worker's queue is full; RetryInfo), DEADLINE_EXCEEDED, INTERNAL (engines failed), ABORTED (the
+    worker was lost after the first token).
     """
     WatchRoutes: _grpc.UnaryStreamMultiCallable[_router_pb2.WatchRoutesRequest, _router_pb2.RouteTable]
     """The weights by which this router picks, at once and then every 200 ms, for clients and proxies that pick for
-    themselves.
+    themselves. Errors: NOT_FOUND (no such model), RESOURCE_EXHAUSTED (too many watchers; RetryInfo), UNAVAILABLE (the router
+    is going away, or there is no model yet).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME the table is a message of the domain
     """
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListWorkersRequest, _router_pb2.ListWorkersResponse]
-    """The workers that this router knows, by name, in pages."""
+    """The workers that this router knows, by name, in pages. Errors: INVALID_ARGUMENT, NOT_FOUND (no such model), UNAVAILABLE (no
+    model yet).
+    """
     GetWorker: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetWorkerRequest, _router_pb2.WorkerInfo]
     """One worker. Errors: NOT_FOUND.
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
@@ -69,16 +72,19 @@ class RouterAsyncStub(RouterStub):
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates an answer on the worker that the policy picks. Errors: INVALID_ARGUMENT (BadRequest names the field),
     NOT_FOUND (no such model; ResourceInfo names it), UNAVAILABLE (no worker can take it now; RetryInfo),
-    RESOURCE_EXHAUSTED (every worker's queue is full; RetryInfo), DEADLINE_EXCEEDED, ABORTED (the worker was lost after the
-    first token).
+    RESOURCE_EXHAUSTED (every worker's queue is full; RetryInfo), DEADLINE_EXCEEDED, INTERNAL (engines failed), ABORTED (the
+    worker was lost after the first token).
     """
     WatchRoutes: _aio.UnaryStreamMultiCallable[_router_pb2.WatchRoutesRequest, _router_pb2.RouteTable]  # type: ignore[assignment]
     """The weights by which this router picks, at once and then every 200 ms, for clients and proxies that pick for
-    themselves.
+    themselves. Errors: NOT_FOUND (no such model), RESOURCE_EXHAUSTED (too many watchers; RetryInfo), UNAVAILABLE (the router
+    is going away, or there is no model yet).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME the table is a message of the domain
     """
     ListWorkers: _aio.UnaryUnaryMultiCallable[_router_pb2.ListWorkersRequest, _router_pb2.ListWorkersResponse]  # type: ignore[assignment]
-    """The workers that this router knows, by name, in pages."""
+    """The workers that this router knows, by name, in pages. Errors: INVALID_ARGUMENT, NOT_FOUND (no such model), UNAVAILABLE (no
+    model yet).
+    """
     GetWorker: _aio.UnaryUnaryMultiCallable[_router_pb2.GetWorkerRequest, _router_pb2.WorkerInfo]  # type: ignore[assignment]
     """One worker. Errors: NOT_FOUND.
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
@@ -102,8 +108,8 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
         """Generates an answer on the worker that the policy picks. Errors: INVALID_ARGUMENT (BadRequest names the field),
         NOT_FOUND (no such model; ResourceInfo names it), UNAVAILABLE (no worker can take it now; RetryInfo),
-        RESOURCE_EXHAUSTED (every worker's queue is full; RetryInfo), DEADLINE_EXCEEDED, ABORTED (the worker was lost after the
-        first token).
+        RESOURCE_EXHAUSTED (every worker's queue is full; RetryInfo), DEADLINE_EXCEEDED, INTERNAL (engines failed), ABORTED (the
+        worker was lost after the first token).
         """
 
     @_abc_1.abstractmethod
@@ -113,7 +119,8 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.RouteTable], _abc.AsyncIterator[_router_pb2.RouteTable]]:
         """The weights by which this router picks, at once and then every 200 ms, for clients and proxies that pick for
-        themselves.
+        themselves. Errors: NOT_FOUND (no such model), RESOURCE_EXHAUSTED (too many watchers; RetryInfo), UNAVAILABLE (the router
+        is going away, or there is no model yet).
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME the table is a message of the domain
         """
 
@@ -123,7 +130,9 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.ListWorkersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.ListWorkersResponse, _abc.Awaitable[_router_pb2.ListWorkersResponse]]:
-        """The workers that this router knows, by name, in pages."""
+        """The workers that this router knows, by name, in pages. Errors: INVALID_ARGUMENT, NOT_FOUND (no such model), UNAVAILABLE (no
+        model yet).
+        """
 
     @_abc_1.abstractmethod
     def GetWorker(

@@ -72,7 +72,8 @@ class WorkerServicer(object):
 
     def Generate(self, request, context):
         """Generates an answer. Errors: INVALID_ARGUMENT (BadRequest names the field; a prompt longer than the context),
-        NOT_FOUND (the model is not here), RESOURCE_EXHAUSTED (the queue is full; RetryInfo), UNAVAILABLE (draining),
+        NOT_FOUND (the model is not here), RESOURCE_EXHAUSTED (the queue is full, or the place in it went to a higher class;
+        RetryInfo), UNAVAILABLE (draining),
         DEADLINE_EXCEEDED, INTERNAL (the engine failed).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

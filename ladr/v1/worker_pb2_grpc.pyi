@@ -39,7 +39,8 @@ class WorkerStub:
     def __new__(cls, channel: _aio.Channel) -> WorkerAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """Generates an answer. Errors: INVALID_ARGUMENT (BadRequest names the field; a prompt longer than the context),
-    NOT_FOUND (the model is not here), RESOURCE_EXHAUSTED (the queue is full; RetryInfo), UNAVAILABLE (draining),
+    NOT_FOUND (the model is not here), RESOURCE_EXHAUSTED (the queue is full, or the place in it went to a higher class;
+    RetryInfo), UNAVAILABLE (draining),
     DEADLINE_EXCEEDED, INTERNAL (the engine failed).
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetStatusRequest, _fleet_pb2.WorkerReport]
@@ -70,7 +71,8 @@ class WorkerAsyncStub(WorkerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates an answer. Errors: INVALID_ARGUMENT (BadRequest names the field; a prompt longer than the context),
-    NOT_FOUND (the model is not here), RESOURCE_EXHAUSTED (the queue is full; RetryInfo), UNAVAILABLE (draining),
+    NOT_FOUND (the model is not here), RESOURCE_EXHAUSTED (the queue is full, or the place in it went to a higher class;
+    RetryInfo), UNAVAILABLE (draining),
     DEADLINE_EXCEEDED, INTERNAL (the engine failed).
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetStatusRequest, _fleet_pb2.WorkerReport]  # type: ignore[assignment]
@@ -104,7 +106,8 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
         """Generates an answer. Errors: INVALID_ARGUMENT (BadRequest names the field; a prompt longer than the context),
-        NOT_FOUND (the model is not here), RESOURCE_EXHAUSTED (the queue is full; RetryInfo), UNAVAILABLE (draining),
+        NOT_FOUND (the model is not here), RESOURCE_EXHAUSTED (the queue is full, or the place in it went to a higher class;
+        RetryInfo), UNAVAILABLE (draining),
         DEADLINE_EXCEEDED, INTERNAL (the engine failed).
         """
 

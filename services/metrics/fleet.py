@@ -78,9 +78,11 @@ class Fleet:
         Raises: Overloaded: a worker more than `max_workers`.
         """
         worker_id, order = report.worker_id, (report.incarnation, report.sequence)
-        last = self._workers.get(worker_id)
-        known = last or self._gone.get(worker_id)
-        if known and order <= known.order:
+        last, gone = self._workers.get(worker_id), self._gone.get(worker_id)
+        if last and order <= last.order:
+            return False
+        # Once a life has ended any other one is new, whatever its host's clock says: incarnations sort by it.
+        if gone and report.incarnation == gone.incarnation and order <= gone.order:
             return False
         if report.state == WORKER_STATE_STOPPED:
             self._bury(worker_id, order, heard_s)

@@ -17,6 +17,7 @@ log = structlog.get_logger()
 
 _PATIENCE_S = 1.0  # a bus says something every 200 ms
 _RETRY_S = 0.1
+_COMPLAIN_S = 30.0
 
 
 class Listener:
@@ -34,6 +35,7 @@ class Listener:
         self._hear = hear
         self._lost = lost
         self._heard_s = 0.0
+        self._complained_s = float("-inf")
         self._connected = False
 
     async def run(self) -> None:
@@ -43,8 +45,10 @@ class Listener:
                 try:
                     await self._listen(bus)
                 except grpc.aio.AioRpcError as error:
-                    if self._connected:
-                        log.warning("bus_lost", bus=bus, code=error.code().name)
+                    now_s = time.monotonic()
+                    if self._connected or now_s - self._complained_s > _COMPLAIN_S:
+                        self._complained_s = now_s
+                        log.warning("bus_lost", bus=bus, code=error.code().name, reason=error.details())
                     self._connected = False
                 await asyncio.sleep(_RETRY_S)
         finally:

@@ -75,6 +75,7 @@ class App:
         own = self._settings
         self.worker.id = own.id or default_worker_id(own.host, self.server.port)
         self.worker.address = _reachable(own, self.server.port)
+        self.worker.models.expect(own.models)
         self.reporter.start()
         for model in own.models:
             try:

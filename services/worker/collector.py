@@ -34,10 +34,11 @@ class WorkerCollector(Collector):
         )
         if report.HasField("kv_used_ratio"):
             yield GaugeMetricFamily("ladr_worker_kv_used_ratio", "Key-value cache in use", value=report.kv_used_ratio)
-        if report.HasField("draft_acceptance"):
-            yield GaugeMetricFamily(
-                "ladr_worker_draft_acceptance_ratio", "Drafted tokens accepted", value=report.draft_acceptance
-            )
+        if report.HasField("drafting"):
+            drafted = CounterMetricFamily("ladr_worker_draft_tokens", "Tokens drafted, by fate", labels=["fate"])
+            drafted.add_metric(["accepted"], report.drafting.accepted_tokens)
+            drafted.add_metric(["rejected"], report.drafting.drafted_tokens - report.drafting.accepted_tokens)
+            yield drafted
         counts = worker.stats.counts()
         yield CounterMetricFamily("ladr_worker_tokens", "Tokens generated", value=counts.tokens)
         ended = CounterMetricFamily("ladr_worker_requests", "Requests that ended, by how", labels=["outcome"])

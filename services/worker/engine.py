@@ -81,7 +81,8 @@ class Gauges:
     """What an engine tells of itself at any moment; None where it does not know."""
 
     kv_used_ratio: float | None = None
-    draft_acceptance: float | None = None
+    drafted_tokens: int | None = None  # since the start, with a draft model
+    accepted_tokens: int = 0  # of those, the ones that the model kept
 
 
 class Engine(Protocol):

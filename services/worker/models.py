@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,6 +27,7 @@ class _Model:
     context_tokens: int = 0
     error: LadrError | None = None
     users: int = 0
+    expected: bool = False  # announced, and nobody has begun to load it
 
     def status(self) -> fleet_pb2.ModelStatus:
         return fleet_pb2.ModelStatus(
@@ -47,7 +48,7 @@ class Models:
         self._changed = changed
         self._models: dict[str, _Model] = {}
         self._news = asyncio.Event()  # set and replaced at each change
-        self._loads: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def statuses(self) -> list[fleet_pb2.ModelStatus]:
         """Every model, by name. Callable from any thread."""
@@ -73,6 +74,11 @@ class Models:
             if model.state != _READY and not model.users:
                 self._announce()
 
+    def expect(self, models: Iterable[ModelSettings]) -> None:
+        """Announce models that will be loaded, so that requests for them are told to wait and not that they do not exist."""
+        for settings in models:
+            self._models[settings.name] = _Model(settings, expected=True)
+
     async def load(self, settings: ModelSettings) -> AsyncGenerator[fleet_pb2.ModelStatus]:
         """Load a model, telling each step; the load goes on if the caller does not stay.
 
@@ -80,15 +86,14 @@ class Models:
         """
         name = settings.name
         held = self._models.get(name)
-        if held and held.state != _FAILED:
+        if held and held.state != _FAILED and not held.expected:
             raise AlreadyExists(f"the name {_quoted(name)} is in use", resource=("model", name))
         if not held and len(self._models) >= self._max:
             raise Overloaded(f"this worker holds {self._max} models already; unload one first")
         model = self._models[name] = _Model(settings)
         self._announce()
         task = asyncio.create_task(self._load(model))
-        self._loads.add(task)
-        task.add_done_callback(self._loads.discard)
+        self._keep(task)
         told = None
         while True:
             status = model.status()
@@ -107,23 +112,18 @@ class Models:
         model = self._models.get(name)
         if not model or model.state == _LOADING or model.state == fleet_pb2.MODEL_STATE_UNLOADED:
             raise NotFound(f"this worker does not serve {_quoted(name)}", resource=("model", name))
-        was_ready = model.state == _READY
+        task = asyncio.create_task(self._unload(model, was_ready=model.state == _READY))
         model.state = fleet_pb2.MODEL_STATE_UNLOADED
         self._announce()
-        while model.users:
-            await self._news.wait()
-        if was_ready:
-            await self._engine.unload(name)
-        if self._models.get(name) is model:
-            del self._models[name]
-        self._announce()
+        self._keep(task)
+        await asyncio.shield(task)  # it goes on if the caller does not stay
         return model.status()
 
     async def close(self) -> None:
-        """Stop what is still loading."""
-        for task in list(self._loads):
+        """Stop what is still being loaded or taken out."""
+        for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._loads, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _load(self, model: _Model) -> None:
         loop = asyncio.get_running_loop()
@@ -143,6 +143,20 @@ class Models:
             log.exception("model_load_broke", model=model.settings.name)
             self._fail(model, EngineFailed("the engine could not load it; the worker's log has the reason"))
         self._announce()
+
+    async def _unload(self, model: _Model, was_ready: bool) -> None:
+        name = model.settings.name
+        while model.users:
+            await self._news.wait()
+        if was_ready:
+            await self._engine.unload(name)
+        del self._models[name]
+        self._announce()
+        log.info("model_unloaded", model=name)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _fail(self, model: _Model, error: LadrError) -> None:
         model.error = error

@@ -21,6 +21,7 @@ log = structlog.get_logger()
 
 _PATIENCE_S = 1.0  # without an acknowledgement for so long, the next bus is tried
 _RETRY_S = 0.1
+_COMPLAIN_S = 30.0
 _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
@@ -42,6 +43,7 @@ class Reporter:
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._acknowledged_s = 0.0
+        self._complained_s = float("-inf")
         self._connected = False
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
@@ -61,7 +63,8 @@ class Reporter:
         """Send a last report and end; takes a second at most."""
         self._closing.set()
         self._wake.set()
-        self._thread.join(_PATIENCE_S)
+        if self._thread.ident:
+            self._thread.join(_PATIENCE_S)
         for channel in self._channels.values():
             channel.close()
 
@@ -71,10 +74,16 @@ class Reporter:
             try:
                 self._publish(bus)
             except grpc.RpcError as error:
-                if self._connected:
-                    log.warning("bus_lost", bus=bus, code=error.code().name)
+                self._complain(bus, error)
                 self._connected = False
                 self._closing.wait(_RETRY_S)
+
+    def _complain(self, bus: str, error: grpc.RpcError) -> None:
+        """Say that a bus does not take reports: when it is lost, and now and then while it stays so."""
+        now_s = time.monotonic()
+        if self._connected or now_s - self._complained_s > _COMPLAIN_S:
+            self._complained_s = now_s
+            log.warning("bus_lost", bus=bus, code=error.code().name, reason=error.details())
 
     def _publish(self, bus: str) -> None:
         channel = self._channels.get(bus)

@@ -45,7 +45,7 @@ class Stats:
         self._finished = 0
         self._failed = 0
         self._cancelled = 0
-        self._recent: deque[tuple[float, int]] = deque()  # (time, tokens up to then), one entry a tenth of the window
+        self._recent: deque[tuple[float, int]] = deque()  # (time, tokens before), an entry each tenth of the window
 
     def first_token(self, since_arrival_s: float) -> None:
         """The first token of an answer came."""
@@ -55,9 +55,9 @@ class Stats:
     def generated(self, tokens: int, now_s: float) -> None:
         """More tokens came."""
         with self._lock:
-            self._tokens += tokens
             if not self._recent or now_s - self._recent[-1][0] >= WINDOW_S / 10:
                 self._recent.append((now_s, self._tokens))
+            self._tokens += tokens
 
     def paced(self, tokens: int, took_s: float) -> None:
         """`tokens` tokens after the first of an answer took this long together."""

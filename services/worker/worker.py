@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,10 +16,10 @@ import uuid_utils
 from opentelemetry import trace
 
 from ladr.config import WorkerSettings
-from ladr.errors import Draining, EngineFailed, LadrError
+from ladr.errors import Draining, EngineFailed, InvalidRequest, LadrError, NotFound
 from ladr.v1 import fleet_pb2, generation_pb2
 from services.common.telemetry import tracer
-from services.worker.engine import End, Engine, EngineRequest, Piece
+from services.worker.engine import End, Engine, EngineRequest, Gauges, Piece
 from services.worker.gpus import Gpus
 from services.worker.models import Models
 from services.worker.requests import engine_request
@@ -130,9 +131,11 @@ class Worker:
                     yield message
             finally:
                 pump.cancel()
-                await asyncio.gather(pump, return_exceptions=True)
-                ticket.leave()
-                _trace(times, model)
+                try:
+                    await asyncio.gather(pump, return_exceptions=True)
+                finally:
+                    ticket.leave()
+                    _trace(times, model)
 
     async def _pump(
         self, request: EngineRequest, ticket: Ticket, times: _Times, inbox: Inbox, news: asyncio.Event
@@ -150,7 +153,7 @@ class Worker:
             self.stats.cancelled()
             raise
         except LadrError as error:
-            if isinstance(error, EngineFailed):
+            if times.slot_s and not isinstance(error, InvalidRequest | NotFound):
                 self.stats.failed()
             inbox.append(error)
         except Exception:
@@ -207,7 +210,7 @@ class Worker:
                 fleet_pb2.GpuMemory(index=g.index, used_bytes=g.used_bytes, total_bytes=g.total_bytes)
                 for g in self._gpus.memory()
             ],
-            draft_acceptance=gauges.draft_acceptance,
+            drafting=_drafting(gauges),
             finished_total=counts.finished,
             failed_total=counts.failed,
             cancelled_total=counts.cancelled,
@@ -226,8 +229,8 @@ async def _messages(inbox: Inbox, news: asyncio.Event, times: _Times) -> AsyncIt
         pieces: list[Piece] = []
         while inbox and isinstance(inbox[0], Piece):
             pieces.append(inbox.popleft())  # type: ignore[arg-type]  # seen to be a Piece
-        if pieces:
-            delta = _delta(pieces, offset)
+        for _, alike in itertools.groupby(pieces, lambda p: (len(p.token_ids) == p.count, len(p.logprobs) == p.count)):
+            delta = _delta(list(alike), offset)
             offset += delta.token_count
             yield generation_pb2.GenerateResponse(delta=delta)
         if not inbox:
@@ -285,6 +288,12 @@ def _describe(end: End) -> None:
             "gen_ai.response.finish_reasons": [end.reason],
         }
     )
+
+
+def _drafting(gauges: Gauges) -> fleet_pb2.DraftTotals | None:
+    if gauges.drafted_tokens is None:
+        return None
+    return fleet_pb2.DraftTotals(drafted_tokens=gauges.drafted_tokens, accepted_tokens=gauges.accepted_tokens)
 
 
 def _totals(totals: Totals) -> fleet_pb2.LatencyTotals:

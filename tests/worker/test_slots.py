@@ -50,23 +50,46 @@ async def test_a_ticket_waits_for_its_turn() -> None:
     assert (slots.running, slots.queued) == (1, 0)
 
 
+def test_in_a_full_queue_the_newest_of_the_lowest_class_gives_way_to_a_higher_one() -> None:
+    slots = Slots(1, 2)
+    slots.enter(1, HINT)
+    first, last = slots.enter(2, HINT), slots.enter(2, HINT)
+    high = slots.enter(0, HINT)
+    assert (slots.running, slots.queued) == (1, 2)
+    with pytest.raises(Overloaded):
+        asyncio.run(last.turn())
+    last.leave()
+    assert (slots.running, slots.queued) == (1, 2)
+    assert not first.admitted
+    assert not high.admitted
+    slots.enter(0, HINT)  # the other one of the low class goes too
+    with pytest.raises(Overloaded):
+        slots.enter(0, HINT)  # nobody is lower now
+
+
 @given(st.integers(1, 4), st.integers(0, 5), st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=80))
-def test_counts_are_exact_whoever_leaves_when(size: int, limit: int, script: list[tuple[bool, int]]) -> None:
+def test_counts_are_exact_whoever_comes_and_leaves_when(size: int, limit: int, script: list[tuple[bool, int]]) -> None:
     slots = Slots(size, limit)
-    held: list[Ticket] = []
-    for arrive, pick in script:
+    held: list[tuple[int, int, Ticket]] = []  # (class, order, ticket), the running ones and the waiting
+    for order, (arrive, pick) in enumerate(script):
         if arrive or not held:
+            priority = pick % 3
+            waiting = [h for h in held if not h[2].admitted]
+            gives_way = max(waiting, default=None) if len(held) == size + limit else None
             if len(held) < size + limit:
-                held.append(slots.enter(pick % 3, HINT))
+                held.append((priority, order, slots.enter(priority, HINT)))
+            elif gives_way and gives_way[0] > priority:
+                held.append((priority, order, slots.enter(priority, HINT)))
+                held.remove(gives_way)
             else:
                 with pytest.raises(Overloaded):
-                    slots.enter(1, HINT)
+                    slots.enter(priority, HINT)
         else:
-            ticket = held.pop(pick % len(held))
+            ticket = held.pop(pick % len(held))[2]
             ticket.leave()
             ticket.leave()
-        assert slots.running == min(len(held), size) == sum(t.admitted for t in held)
+        assert slots.running == min(len(held), size) == sum(h[2].admitted for h in held)
         assert slots.queued == max(len(held) - size, 0)
-    for ticket in held:
+    for _, _, ticket in held:
         ticket.leave()
     assert (slots.running, slots.queued) == (0, 0)

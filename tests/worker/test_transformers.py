@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ladr.config import ModelSettings, WorkerSettings
-from ladr.errors import InvalidRequest, NotFound, PromptTooLong
+from ladr.errors import EngineFailed, InvalidRequest, NotFound, PromptTooLong
 from services.worker.engine import End, EngineRequest, Message, Piece, Sampling
 from services.worker.engines.sources import locate
 from services.worker.engines.transformers import TransformersEngine
@@ -173,6 +173,39 @@ async def test_closing_the_stream_frees_the_place_within_250_ms(engine: Transfor
         while (engine.gauges().kv_used_ratio or 0) > (before or 0):
             assert time.monotonic() - began_s < 0.25
             await asyncio.sleep(0.005)
+
+
+async def test_cancelling_with_every_place_taken_harms_nobody(engine: TransformersEngine) -> None:
+    long = Sampling(temperature=1, max_tokens=60, seed=1)
+    running = [asyncio.create_task(run(engine, request(f"Tell me of {n}.", long))) for n in range(4)]
+    await asyncio.sleep(0.3)
+    running[0].cancel()
+    following = asyncio.create_task(run(engine, request("Say hi.", Sampling(temperature=0, max_tokens=4))))
+    running[2].cancel()
+    _, end = await asyncio.wait_for(following, 20)
+    assert end.completion_tokens >= 1
+    for task in (running[1], running[3]):
+        _, end = await asyncio.wait_for(task, 30)
+        assert end.reason in ("length", "stop")
+
+
+async def test_an_engine_whose_thread_has_died_fails_requests_and_hangs_none(saved: Path) -> None:
+    engine = TransformersEngine(WorkerSettings(engine="transformers", model_root=saved, slots=2, device="cpu"))
+    await engine.load(ModelSettings(name="m", source="smol"), lambda _: None)
+    model = engine._models["m"]
+    running = asyncio.create_task(run(engine, request("Tell me a story.", Sampling(max_tokens=500))))
+    await asyncio.sleep(0.3)
+
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    model._take = breaks  # type: ignore[method-assign]
+    for task in (running, asyncio.create_task(run(engine, request("hi")))):
+        with pytest.raises(EngineFailed):
+            await asyncio.wait_for(task, 10)
+    with pytest.raises(EngineFailed):
+        await asyncio.wait_for(run(engine, request("hi")), 10)
+    await engine.close()
 
 
 async def test_a_prompt_over_the_context_is_refused(engine: TransformersEngine) -> None:

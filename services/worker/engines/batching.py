@@ -128,7 +128,9 @@ class Batch:
         return sum(sequence.done for sequence in self._rows)
 
     def add(self, sequence: Sequence) -> None:
-        """Take a sequence in; there must be a free slot."""
+        """Take a sequence in. Raises: RuntimeError: there is no free slot."""
+        if len(self._rows) >= self.slots:
+            raise RuntimeError("the batch is full")
         self._rows.append(sequence)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here

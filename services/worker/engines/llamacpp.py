@@ -24,13 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+import structlog
 import xllamacpp
 
 from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import EngineFailed, InvalidRequest, LadrError, NotFound, PromptTooLong
 from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
-from services.worker.engines.sources import locate
+from services.worker.engines.sources import locate_file
 from services.worker.text import StopScanner, token_logprobs
+
+log = structlog.get_logger()
 
 _CANCEL_S = 0.25
 _CPU_BATCH = 16  # prompt tokens a batch: 0.1 s for 135M on one thread; larger ones are up to a quarter faster
@@ -88,6 +91,14 @@ class LlamaCppEngine:
         answer = _Answer(request)
         self._open.add(answer)
         work = loop.run_in_executor(self._generators, _run, model, answer, emit)
+
+        def ended(done: asyncio.Future[None]) -> None:
+            """Whatever ended the thread's work, the wait below ends too; after an end or an error nobody reads this."""
+            if not done.cancelled() and (error := done.exception()):
+                log.error("llamacpp_broke", request_id=request.id, reason=repr(error))
+            events.put_nowait(EngineFailed("llama.cpp ended without finishing the answer"))
+
+        work.add_done_callback(ended)
         try:
             while True:
                 event = await events.get()
@@ -114,7 +125,7 @@ class LlamaCppEngine:
 
     def _load(self, model: ModelSettings, progress: Callable[[float], None]) -> _Model:
         progress(0.0)
-        path = _file(model.source, self._settings.model_root)
+        path = locate_file(model.source, self._settings.model_root)
         trained = trained_context(path)
         asked = model.context_tokens or self._settings.context_tokens
         context = min(-(-asked // _CONTEXT_STEP) * _CONTEXT_STEP, trained)
@@ -300,28 +311,6 @@ def _failure(error: Mapping[str, Any]) -> LadrError:
     if error.get("code") == 400:
         return InvalidRequest("llama.cpp refuses the request")
     return EngineFailed("llama.cpp failed on the request")
-
-
-def _file(source: str, root: Path) -> Path:
-    """The GGUF file of a source: the bundled one, or one under the model root.
-
-    Raises: NotFound: nothing there. InvalidRequest: it lies outside the model root, or is no file.
-    """
-    if not source:
-        return Path(*locate("", root))
-    try:
-        base = root.resolve()
-        path = (base / source).resolve()
-        inside, found, is_file = path.is_relative_to(base), path.exists(), path.is_file()
-    except (OSError, RuntimeError, ValueError):  # a loop of links, a name too long, a null byte
-        raise InvalidRequest("the source is not a path", field="source") from None
-    if not inside:
-        raise InvalidRequest("the source lies outside the model root", field="source")
-    if not found:
-        raise NotFound("no such file under the model root", resource=("model", source))
-    if not is_file:
-        raise InvalidRequest("llama.cpp loads a GGUF file, and the source is a directory", field="source")
-    return path
 
 
 def trained_context(path: Path) -> int:

@@ -52,8 +52,8 @@ class OpenAIEngine:
         self._client = httpx.AsyncClient(
             base_url=own.base_url.rstrip("/") + "/",
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
-            # an answer may take its time (the call's deadline bounds it); a connection may not
-            timeout=httpx.Timeout(None, connect=self._connect_s),
+            # an answer may take its time (the call's deadline bounds it); a connection and a silence may not
+            timeout=httpx.Timeout(None, connect=self._connect_s, read=own.read_timeout.total_seconds()),
             # an upstream may close an idle connection just as it is used again, and a request is not sent twice
             limits=httpx.Limits(max_keepalive_connections=0),
         )
@@ -99,6 +99,8 @@ class OpenAIEngine:
                                 return
         except (httpx.ConnectError, httpx.ConnectTimeout):
             raise Unreachable("the upstream does not answer") from None
+        except httpx.ReadTimeout:
+            raise EngineFailed("the upstream fell silent; see worker.openai.read_timeout") from None
         except httpx.HTTPError:
             raise EngineFailed("the connection to the upstream broke") from None
         for event in answer.finish():

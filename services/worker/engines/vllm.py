@@ -32,7 +32,7 @@ class VllmEngine:
         self._number = itertools.count()
 
     async def load(self, model: ModelSettings, progress: Callable[[float], None]) -> int:
-        where, gguf = locate(model.source, self._settings.model_root)
+        where, gguf = locate(model.source, self._settings.model_root, self._settings.allow_hub)
         if gguf:
             raise InvalidRequest("vLLM takes a safetensors directory or a hub name, not a GGUF", field="source")
         context = model.context_tokens or self._settings.context_tokens
@@ -97,10 +97,12 @@ class VllmEngine:
         if asyncio.iscoroutine(tokenizer):  # so in older versions
             tokenizer = await tokenizer
         if not request.messages:
-            return list(tokenizer(request.prompt)["input_ids"])
+            return list((await asyncio.to_thread(tokenizer, request.prompt))["input_ids"])
         turns = [{"role": m.role, "content": m.content} for m in request.messages]
         try:
-            made = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+            made = await asyncio.to_thread(
+                tokenizer.apply_chat_template, turns, add_generation_prompt=True, return_dict=True
+            )
         except Exception as error:  # a chat template may fail in any way
             raise InvalidRequest("the model's chat template does not take these messages", field="messages") from error
         return list(made["input_ids"])
