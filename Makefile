@@ -52,7 +52,7 @@ format: .venv/.dev
 protos:
 	@scripts/protos
 
-bench: .venv/.dev
+bench: .venv/.torch
 	@scripts/need-redis
 	@$(BIN)/python -m benchmarks $(ARGS)
 

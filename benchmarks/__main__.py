@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.machine import machine
 
-NAMES = ("router_overhead", "transformers_batching", "routing_tick")
+NAMES = ("router_overhead", "frozen_worker", "routing_tick", "transformers_batching")
 
 
 def main() -> None:

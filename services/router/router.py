@@ -146,7 +146,7 @@ class Router:
                             yield message
                     return
                 except LadrError as error:
-                    self._judge(row, error, lease.first_token)
+                    self._judge(lease, error)
                     if lease.first_token:
                         if isinstance(error, Unreachable):
                             raise WorkerLost("the worker was lost in the middle of the answer") from error
@@ -167,13 +167,16 @@ class Router:
             return any(row not in tried for row in self.board.eligible(model, now_s))
         return self._budget.retry(now_s)
 
-    def _judge(self, row: Row, error: LadrError, first_token: bool) -> None:
+    def _judge(self, lease: Lease, error: LadrError) -> None:
         """What an error says about the worker, beside the request."""
+        row = lease.row
+        if lease.revoked:
+            return  # its silence is known
         if isinstance(error, Unreachable):
             row.unreachable(time.monotonic())
         elif isinstance(error, Draining):
             row.drains()
-        elif isinstance(error, EngineFailed) and not first_token:
+        elif isinstance(error, EngineFailed) and not lease.first_token:
             row.broke(time.monotonic())
 
     async def _pick(self, model: str, tried: set[Row], deadline_s: float | None) -> Row:

@@ -9,6 +9,7 @@ from ladr.v1 import fleet_pb2, metrics_pb2
 from services.router.ema import Ema
 
 BLIND_S = 0.5  # without an update for so long the bus is as good as lost: it promises one every 200 ms
+STALLED_S = 1.0  # a worker whose event loop is so far behind does not serve
 FORGET_S = 30.0  # how long a silent worker is still listed
 _BACKOFF_S = (0.2, 5.0)  # first and longest time that a worker that fails is left alone
 _STATES = {
@@ -33,8 +34,10 @@ class Row:
         "heard_s",
         "in_flight",
         "known",
+        "lag_s",
         "leases",
         "models",
+        "ready",
         "report",
         "retry_s",
         "sent",
@@ -50,6 +53,8 @@ class Row:
         self.leases: set[Lease] = set()
         self.known: frozenset[str] = frozenset()  # served names, in any state
         self.models: frozenset[str] = frozenset()  # those that are ready
+        self.lag_s = 0.0
+        self.ready = False  # by its own word, and its event loop runs
         self.gone = False  # the bus said so
         self.failures = 0  # failures in a row
         self.failed_s = float("-inf")
@@ -73,6 +78,8 @@ class Row:
         self.report = report
         self.known = frozenset(m.name for m in report.models)
         self.models = frozenset(m.name for m in report.models if m.state == fleet_pb2.MODEL_STATE_READY)
+        self.lag_s = report.loop_lag.seconds + report.loop_lag.nanos / 1e9
+        self.ready = report.state == fleet_pb2.WORKER_STATE_READY and self.lag_s <= STALLED_S
         self.heard_s = heard_s
         self.gone = False
         self.sent = 0
@@ -99,7 +106,7 @@ class Row:
         return (self.worker_id, self.report.incarnation)
 
     def unreachable(self, now_s: float) -> None:
-        """The connection to it failed: leave it alone until it is heard again, and longer each time."""
+        """The connection to it failed: leave it alone until it is heard again, and longer each time it is tried in vain."""
         self.failed_s = now_s
         self._back_off(now_s)
 
@@ -114,6 +121,8 @@ class Row:
         self.failures = 0
 
     def _back_off(self, now_s: float) -> None:
+        if now_s < self.retry_s:
+            return  # requests that fail together are one failure
         first_s, longest_s = _BACKOFF_S
         self.retry_s = now_s + min(first_s * 2**self.failures, longest_s)
         self.failures = min(self.failures + 1, 16)
@@ -223,7 +232,7 @@ class Scoreboard:
             return "silent"
         if now_s < row.retry_s or (row.failed_s >= row.heard_s and not self.blind(now_s)):
             return "unreachable"
-        if row.report.loop_lag.seconds + row.report.loop_lag.nanos / 1e9 > self._ttl_s:
+        if not row.ready:
             return "stalled"
         return ""
 
@@ -235,8 +244,21 @@ class Scoreboard:
         return now_s - max(row.heard_s, self._listening_since_s)
 
     def eligible(self, model: str, now_s: float) -> list[Row]:
-        """Workers that may get a request for a served name now."""
-        return [row for row in self._rows.values() if model in row.models and not self.ineligible(row, now_s)]
+        """Workers that may get a request for a served name now: those for which `ineligible` says nothing."""
+        blind = self.blind(now_s)
+        since_s = now_s - self._ttl_s
+        silence_counts = not blind and self._listening_since_s < since_s
+        return [
+            row
+            for row in self._rows.values()
+            if model in row.models
+            and row.ready
+            and now_s >= row.retry_s
+            and (blind or row.failed_s < row.heard_s)
+            and not (silence_counts and row.heard_s < since_s)
+            and not row.gone
+            and not row.draining
+        ]
 
     def rows(self) -> list[Row]:
         """Every row, by worker name."""

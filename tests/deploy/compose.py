@@ -97,7 +97,8 @@ class Local:
     def start(self) -> None:
         command = list(self._command)
         if command[0] == "sh":
-            command[-1] += f" --bind 127.0.0.1 --port {self._ports[self.name]}"
+            here = f"--bind 127.0.0.1 --port {self._ports[self.name]}"
+            command[-1] = command[-1].replace("redis-server -", f"redis-server - {here}")
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, env=self._environment, cwd=self._directory, stdout=log, stderr=subprocess.STDOUT

@@ -272,6 +272,56 @@ def test_an_engine_that_fails_in_a_row_is_left_alone_longer_and_longer_until_it_
     assert names(fleet, 0.7) == ["a"]
 
 
+def test_requests_that_fail_together_count_as_one_failure() -> None:
+    fleet = board(report("a"))
+    row = fleet.rows()[0]
+    for _ in range(20):
+        row.unreachable(0.1)
+    fleet.hear(update(report("a", sequence=2)), 0.35)
+    assert names(fleet, 0.35) == ["a"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["report", "lag", "drain", "stop", "gone", "fail", "broke", "drains", "lost", "update"]),
+            st.sampled_from("abc"),
+            st.floats(0, 0.7),
+        ),
+        max_size=40,
+    )
+)
+def test_the_quick_way_to_the_eligible_is_the_same_as_asking_each_why_not(steps: list[tuple[str, str, float]]) -> None:
+    fleet = board(report("a"), report("b"), report("c"))
+    now_s = 0.0
+    sequence = 1
+    for kind, worker, after_s in steps:
+        now_s += after_s
+        sequence += 1
+        row = fleet.get(worker)
+        assert row
+        if kind == "gone":
+            gone = metrics_pb2.FleetUpdate()
+            gone.gone.add(worker_id=worker, incarnation="1")
+            fleet.hear(gone, now_s)
+        elif kind in ("report", "lag", "drain", "stop"):
+            states = {"drain": fleet_pb2.WORKER_STATE_DRAINING, "stop": fleet_pb2.WORKER_STATE_STOPPED}
+            made = report(worker, sequence=sequence, state=states.get(kind, fleet_pb2.WORKER_STATE_READY))
+            if kind == "lag":
+                made.loop_lag.FromTimedelta(timedelta(seconds=2))
+            fleet.hear(update(made), now_s)
+        elif kind == "update":
+            fleet.hear(update(), now_s)
+        elif kind == "lost":
+            fleet.lost()
+        else:
+            happens = {"fail": row.unreachable, "broke": row.broke}.get(kind, lambda _, row=row: row.drains())
+            happens(now_s)
+        for at_s in (now_s, now_s + 0.3, now_s + 1.5):
+            slow = [row.worker_id for row in fleet.rows() if not fleet.ineligible(row, at_s)]
+            assert sorted(names(fleet, at_s)) == slow
+
+
 def test_a_request_that_came_and_went_between_two_reports_is_not_counted_as_sent() -> None:
     fleet = board(report("a"))
     row = fleet.rows()[0]

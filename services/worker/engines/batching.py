@@ -16,7 +16,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from services.worker.engine import Sampling, TokenLogprob
 
 _MIX = 0x9E3779B97F4A7C15  # odd, so that seeds and positions do not run into each other
-PREFILL_CHUNK = 128  # prompt tokens a step: bounds how long a cancellation or another answer's next token waits
+# Prompt tokens a step: bounds how long a cancellation, or another answer's next token, waits.
+PREFILL_TOKENS = {"cpu": 128, "cuda": 2048}
 
 
 @dataclass
@@ -118,6 +119,7 @@ class Batch:
         self._device = next(model.parameters()).device
         self.slots = slots
         self.context = context
+        self.prefill_tokens = PREFILL_TOKENS.get(self._device.type, PREFILL_TOKENS["cpu"])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -146,24 +148,27 @@ class Batch:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
     def step(self) -> list[Step]:
-        """One chunk of a prompt, if one waits, and one token for each sequence that has read its prompt."""
+        """One pass over prompts that wait, if any do, and one token for each sequence that has read its prompt."""
+        self._prefill()
         steps: list[Step] = []
-        waiting = next((s for s in self._rows if not s.prefilled), None)
-        if waiting is not None:
-            self._prefill(waiting)
-        ready = [s for s in self._rows if s.prefilled]
-        if len(ready) == len(self._rows):
-            steps += self._decode(slice(0, len(self._rows)))
-        else:  # rows of prompts in between: decode the runs of ready rows around them
-            for begin, end in _runs([s.prefilled for s in self._rows]):
-                steps += self._decode(slice(begin, end))
+        for begin, end in _runs([s.prefilled for s in self._rows]):
+            steps += self._decode(slice(begin, end))
         return steps
 
-    def _prefill(self, sequence: Sequence) -> None:
-        row = self._rows.index(sequence)
-        end = min(sequence.done + PREFILL_CHUNK, len(sequence.tokens) - 1)
-        self._forward(slice(row, row + 1), [sequence.tokens[sequence.done : end]], [sequence.done])
-        sequence.done = end
+    def _prefill(self) -> None:
+        """Read on in the first prompts that wait, side by side, up to `prefill_tokens` tokens together."""
+        waiting = _runs([not s.prefilled for s in self._rows])
+        if not waiting:
+            return
+        begin, end = waiting[0]
+        first = self._rows[begin]
+        time = min(len(first.tokens) - 1 - first.done, self.prefill_tokens)
+        rows = slice(begin, min(end, begin + max(self.prefill_tokens // time, 1)))
+        # A shorter prompt is filled up with zeros, which go where its next tokens will be and are written over by them.
+        parts = [s.tokens[s.done : min(s.done + time, len(s.tokens) - 1)] for s in self._rows[rows]]
+        self._forward(rows, [part + [0] * (time - len(part)) for part in parts], [s.done for s in self._rows[rows]])
+        for sequence, part in zip(self._rows[rows], parts, strict=True):
+            sequence.done += len(part)
 
     def _decode(self, rows: slice) -> list[Step]:
         sequences = self._rows[rows]
@@ -183,9 +188,10 @@ class Batch:
         ids = torch.tensor(tokens, device=self._device)
         time = ids.shape[1]
         positions = torch.tensor(starts, device=self._device)[:, None] + torch.arange(time, device=self._device)
+        positions.clamp_(max=self.context - 1)  # of filled-up places alone; their last one is written over too
         self._view.rows = rows
         self._view.positions = positions
-        self._view.length = max(starts) + time
+        self._view.length = min(max(starts) + time, self.context)
         keys = torch.arange(self._view.length, device=self._device)
         mask = keys[None, None, None, :] <= positions[:, None, :, None]
         output = self._model(
