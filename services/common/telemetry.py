@@ -13,7 +13,7 @@ import uuid_utils
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, disable_created_metrics, start_http_server
 
 from ladr.config import TelemetrySettings
 
@@ -90,6 +90,7 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> tuple[An
 
     Raises: OSError: the port is in use.
     """
+    disable_created_metrics()  # they double the page, and nobody reads them
     server, _ = start_http_server(port, addr=host, registry=registry)
     return server, server.server_port
 

@@ -155,6 +155,7 @@ class Worker:
         except LadrError as error:
             if times.slot_s and not isinstance(error, InvalidRequest | NotFound):
                 self.stats.failed()
+                log.warning("engine_failed", request_id=request.id, reason=error.message)
             inbox.append(error)
         except Exception:
             log.exception("engine_broke", request_id=request.id)

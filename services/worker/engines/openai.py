@@ -98,7 +98,7 @@ class OpenAIEngine:
                             if isinstance(event, End):
                                 return
         except (httpx.ConnectError, httpx.ConnectTimeout):
-            raise Unreachable("the upstream does not answer") from None
+            raise EngineFailed("the worker's upstream does not answer") from None
         except httpx.ReadTimeout:
             raise EngineFailed("the upstream fell silent; see worker.openai.read_timeout") from None
         except httpx.HTTPError:
