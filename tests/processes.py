@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import urllib.request
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -75,6 +76,11 @@ class Process:
         if served not in done:
             served.cancel()
             raise AssertionError(f"{self.service} does not serve:\n{self.log}")
+
+    def scrape(self) -> str:
+        """Its /metrics page."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics") as page:
+            return str(page.read().decode())
 
     def send(self, number: signal.Signals) -> None:
         assert self._process

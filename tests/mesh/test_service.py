@@ -8,7 +8,6 @@ import random
 import re
 import signal
 import sys
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ladr.status import from_rpc
 from ladr.v1 import fleet_pb2, generation_pb2, router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.load import ask, channel_to, eligible
-from tests.processes import Mesh, Process, mesh
+from tests.processes import Mesh, mesh
 
 GRPCURL = str(Path(sys.executable).parent / "grpcurl")
 
@@ -50,11 +49,6 @@ async def grpcurl(*arguments: str) -> str:
     )
     output, _ = await process.communicate()
     return output.decode()
-
-
-def scrape(process: Process) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{process.http_port}/metrics") as page:
-        return str(page.read().decode())
 
 
 async def test_grpcurl_lists_and_describes_every_service(fleet: Mesh) -> None:
@@ -153,21 +147,21 @@ async def test_a_deadline_ends_the_request_at_the_engine_too(fleet: Mesh) -> Non
 async def test_ten_thousand_random_model_names_add_no_series(fleet: Mesh) -> None:
     async with channel_to(fleet.router.address) as channel:
         await ask(channel, model="warm-up")
-        before = {line.rsplit(" ", 1)[0] for line in scrape(fleet.router).splitlines() if not line.startswith("#")}
+        before = {line.rsplit(" ", 1)[0] for line in fleet.router.scrape().splitlines() if not line.startswith("#")}
         for _ in range(20):
             names = [f"model-{random.getrandbits(64):x}" for _ in range(500)]
             outcomes = await asyncio.gather(*(ask(channel, model=name) for name in names))
             assert {o.error for o in outcomes} == {grpc.StatusCode.NOT_FOUND}
-    after = {line.rsplit(" ", 1)[0] for line in scrape(fleet.router).splitlines() if not line.startswith("#")}
+    after = {line.rsplit(" ", 1)[0] for line in fleet.router.scrape().splitlines() if not line.startswith("#")}
     assert after == before
 
 
 async def test_metrics_have_the_fleet_and_no_gpu_where_there_is_none(fleet: Mesh) -> None:
-    page = scrape(fleet.router)
+    page = fleet.router.scrape()
     assert 'ladr_router_workers{eligible="yes"} 2.0' in page
     assert 'ladr_router_weight_ratio{worker="worker-1"}' in page
     assert "ladr_router_degraded 0.0" in page
-    page = scrape(fleet.workers[0])
+    page = fleet.workers[0].scrape()
     assert "ladr_worker_slots 8.0" in page
     assert not re.search(r"^gpu_memory_used_bytes\{", page, re.M)
 
