@@ -10,7 +10,6 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,10 @@ import pytest
 from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import InvalidRequest, NotFound, PromptTooLong
 from services.worker import engines
-from services.worker.engine import End, EngineRequest, Message, Piece, Sampling
+from services.worker.engine import EngineRequest, Message, Sampling
 from services.worker.engines.llamacpp import LlamaCppEngine, trained_context
 from services.worker.engines.sources import locate
+from tests.engines import answer, chat, raw, text_of
 
 CANCEL_S = 0.25
 BUNDLED = Path(*locate("", Path()))
@@ -48,37 +48,6 @@ def four() -> Iterator[LlamaCppEngine]:
     engine = serve(slots=4)
     yield engine
     asyncio.run(engine.close())
-
-
-def chat(text: str, **sampling: object) -> EngineRequest:
-    options = {"temperature": 0.0, "max_tokens": 24} | sampling
-    return EngineRequest("test", "chat", Sampling(**options), messages=(Message("user", text),))  # type: ignore[arg-type]
-
-
-def raw(text: str, **sampling: object) -> EngineRequest:
-    options = {"temperature": 0.0, "max_tokens": 24} | sampling
-    return EngineRequest("test", "chat", Sampling(**options), prompt=text)  # type: ignore[arg-type]
-
-
-async def answer(engine: LlamaCppEngine, request: EngineRequest) -> tuple[list[Piece], End]:
-    """All pieces and the end; whatever the request, they must agree with one another."""
-    pieces: list[Piece] = []
-    end = None
-    async with aclosing(engine.generate(request)) as events:
-        async for event in events:
-            assert end is None
-            if isinstance(event, End):
-                end = event
-            else:
-                pieces.append(event)
-    assert end is not None
-    assert sum(piece.count for piece in pieces) == end.completion_tokens <= request.sampling.max_tokens
-    assert all(len(piece.token_ids) in (0, piece.count) for piece in pieces)
-    return pieces, end
-
-
-def text_of(pieces: list[Piece]) -> str:
-    return "".join(piece.text for piece in pieces)
 
 
 async def test_a_chat_goes_through_the_models_own_template(one: LlamaCppEngine) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from services.worker import engines
 from services.worker.engine import End, EngineRequest, Message, Piece, Sampling
 from services.worker.engines.openai import OpenAIEngine
 from services.worker.engines.sources import locate
+from tests.engines import answer, chat, raw, text_of
 
 KEY = "sk-secret"
 PARROTS = "Emoji list: 🦜🐉🏰🧙🤖🎃👻🦄🐙🦑 again: 🦜🐉🏰🧙🤖🎃👻🦄🐙🦑 again: 🦜🐉"
@@ -56,34 +57,6 @@ async def serve(base_url: str, source: str = "smol", key: str = KEY) -> AsyncIte
         yield engine
     finally:
         await engine.close()
-
-
-def chat(text: str, **sampling: object) -> EngineRequest:
-    options = {"temperature": 0.0, "max_tokens": 24} | sampling
-    return EngineRequest("test", "chat", Sampling(**options), messages=(Message("user", text),))  # type: ignore[arg-type]
-
-
-def raw(text: str, **sampling: object) -> EngineRequest:
-    options = {"temperature": 0.0, "max_tokens": 24} | sampling
-    return EngineRequest("test", "chat", Sampling(**options), prompt=text)  # type: ignore[arg-type]
-
-
-async def answer(engine: OpenAIEngine, request: EngineRequest) -> tuple[list[Piece], End]:
-    pieces: list[Piece] = []
-    end = None
-    async with aclosing(engine.generate(request)) as events:
-        async for event in events:
-            assert end is None
-            if isinstance(event, End):
-                end = event
-            else:
-                pieces.append(event)
-    assert end is not None
-    return pieces, end
-
-
-def text_of(pieces: list[Piece]) -> str:
-    return "".join(piece.text for piece in pieces)
 
 
 async def test_loading_tells_the_upstreams_context_or_the_configured_one(llama: str) -> None:

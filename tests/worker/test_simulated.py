@@ -16,6 +16,7 @@ from ladr.errors import EngineFailed, NotFound, PromptTooLong
 from services.worker import engines
 from services.worker.engine import End, EngineRequest, Message, Piece, Sampling
 from services.worker.engines.simulated import SimulatedEngine
+from tests.engines import answer, text_of
 
 STEP_S = 0.005
 PROMPT = "What does the river do?"
@@ -43,25 +44,6 @@ async def serve(slots: int = 4, context: int = 2048, **simulated: object) -> Asy
 
 def ask(prompt: str = PROMPT, **sampling: object) -> EngineRequest:
     return EngineRequest("test", "chat", Sampling(**sampling), prompt=prompt)  # type: ignore[arg-type]
-
-
-async def answer(engine: SimulatedEngine, request: EngineRequest) -> tuple[list[Piece], End]:
-    pieces: list[Piece] = []
-    end = None
-    async with aclosing(engine.generate(request)) as events:
-        async for event in events:
-            assert end is None
-            if isinstance(event, End):
-                end = event
-            else:
-                pieces.append(event)
-    assert end is not None
-    assert sum(piece.count for piece in pieces) == end.completion_tokens == len(pieces)
-    return pieces, end
-
-
-def text_of(pieces: list[Piece]) -> str:
-    return "".join(piece.text for piece in pieces)
 
 
 async def test_an_answer_is_the_same_alone_and_in_company() -> None:

@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import EngineFailed, InvalidRequest, NotFound, PromptTooLong
-from services.worker.engine import End, EngineRequest, Message, Piece, Sampling
+from services.worker.engine import EngineRequest, Message, Sampling
 from services.worker.engines.sources import locate
 from services.worker.engines.transformers import TransformersEngine
+from tests.engines import answer, text_of, tokens_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 GREEDY = Sampling(temperature=0, max_tokens=24)
@@ -73,24 +74,6 @@ def request(question: str, sampling: Sampling = GREEDY, **fields: Any) -> Engine
     return EngineRequest(id="r", model="m", sampling=sampling, messages=(Message("user", question),), **fields)
 
 
-async def run(engine: TransformersEngine, asked: EngineRequest) -> tuple[list[Piece], End]:
-    pieces: list[Piece] = []
-    async with aclosing(engine.generate(asked)) as events:
-        async for event in events:
-            if isinstance(event, End):
-                return pieces, event
-            pieces.append(event)
-    raise AssertionError("no end")
-
-
-def tokens(pieces: list[Piece]) -> list[int]:
-    return [token for piece in pieces for token in piece.token_ids]
-
-
-def text(pieces: list[Piece]) -> str:
-    return "".join(piece.text for piece in pieces)
-
-
 QUESTIONS = ["What is the capital of France?", "Name three rivers.", "Say hi.", "Tell me of a fox. " * 20]
 
 
@@ -99,7 +82,7 @@ async def test_greedy_answers_equal_generate_token_by_token_in_any_company(
 ) -> None:
     async def later(question: str, after_s: float) -> list[int]:
         await asyncio.sleep(after_s)
-        return tokens((await run(engine, request(question)))[0])
+        return tokens_of((await answer(engine, request(question)))[0])
 
     together = await asyncio.gather(*(later(q, n * 0.1) for n, q in enumerate(QUESTIONS)))
     for question, made in zip(QUESTIONS, together, strict=True):
@@ -107,9 +90,9 @@ async def test_greedy_answers_equal_generate_token_by_token_in_any_company(
 
 
 async def test_the_text_is_the_tokens_decoded(engine: TransformersEngine, saved: Path) -> None:
-    pieces, end = await run(engine, request("What is the capital of France?"))
-    decoded = AutoTokenizer.from_pretrained(saved / "smol").decode(tokens(pieces), skip_special_tokens=True)
-    assert text(pieces) == decoded
+    pieces, end = await answer(engine, request("What is the capital of France?"))
+    decoded = AutoTokenizer.from_pretrained(saved / "smol").decode(tokens_of(pieces), skip_special_tokens=True)
+    assert text_of(pieces) == decoded
     assert "Paris" in decoded
     assert end.reason == "stop"
     assert end.completion_tokens == sum(piece.count for piece in pieces)
@@ -117,39 +100,41 @@ async def test_the_text_is_the_tokens_decoded(engine: TransformersEngine, saved:
 
 async def test_a_seed_gives_the_same_answer_in_other_company(engine: TransformersEngine) -> None:
     seeded = Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=7, max_tokens=16)
-    alone = tokens((await run(engine, request("Tell me a story.", seeded)))[0])
+    alone = tokens_of((await answer(engine, request("Tell me a story.", seeded)))[0])
     answers = await asyncio.gather(
-        run(engine, request("Tell me a story.", seeded)),
-        run(engine, request("Say hi.", Sampling(seed=1, max_tokens=8))),
-        run(engine, request("Tell me a story.", Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=8, max_tokens=16))),
+        answer(engine, request("Tell me a story.", seeded)),
+        answer(engine, request("Say hi.", Sampling(seed=1, max_tokens=8))),
+        answer(
+            engine, request("Tell me a story.", Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=8, max_tokens=16))
+        ),
     )
-    assert tokens(answers[0][0]) == alone
-    assert tokens(answers[2][0]) != alone
+    assert tokens_of(answers[0][0]) == alone
+    assert tokens_of(answers[2][0]) != alone
 
 
 async def test_max_tokens_and_stop_strings_end_the_answer(engine: TransformersEngine) -> None:
-    pieces, end = await run(engine, request("Name three rivers.", Sampling(temperature=0, max_tokens=1)))
-    assert (end.reason, end.completion_tokens, len(tokens(pieces))) == ("length", 1, 1)
-    pieces, end = await run(
+    pieces, end = await answer(engine, request("Name three rivers.", Sampling(temperature=0, max_tokens=1)))
+    assert (end.reason, end.completion_tokens, len(tokens_of(pieces))) == ("length", 1, 1)
+    pieces, end = await answer(
         engine, request("What is the capital of France?", Sampling(temperature=0, max_tokens=24, stop=("Par",)))
     )
     assert (end.reason, end.stop_sequence) == ("stop_sequence", "Par")
-    assert text(pieces) == "The capital of France is "
+    assert text_of(pieces) == "The capital of France is "
 
 
 async def test_an_emoji_of_several_tokens_comes_out_whole(engine: TransformersEngine) -> None:
     asked = EngineRequest(
         id="r", model="m", sampling=Sampling(temperature=0, max_tokens=24), prompt="🦜🐉🏰🦜🐉🏰🦜🐉🏰🦜🐉🏰🦜🐉🏰🦜🐉"
     )
-    pieces, _ = await run(engine, asked)
-    assert "🐉" in text(pieces)
-    assert "\ufffd" not in text(pieces[:-1])
+    pieces, _ = await answer(engine, asked)
+    assert "🐉" in text_of(pieces)
+    assert "\ufffd" not in text_of(pieces[:-1])
     assert any(piece.text == "" for piece in pieces)
 
 
 async def test_logprobs_tell_the_chosen_token_and_its_rivals(engine: TransformersEngine) -> None:
     sampling = Sampling(temperature=0, max_tokens=4, logprobs=3)
-    pieces, _ = await run(engine, request("What is the capital of France?", sampling))
+    pieces, _ = await answer(engine, request("What is the capital of France?", sampling))
     for piece in pieces:
         (one,) = piece.logprobs
         assert one.token_id == piece.token_ids[0]
@@ -177,10 +162,10 @@ async def test_closing_the_stream_frees_the_place_within_250_ms(engine: Transfor
 
 async def test_cancelling_with_every_place_taken_harms_nobody(engine: TransformersEngine) -> None:
     long = Sampling(temperature=1, max_tokens=60, seed=1)
-    running = [asyncio.create_task(run(engine, request(f"Tell me of {n}.", long))) for n in range(4)]
+    running = [asyncio.create_task(answer(engine, request(f"Tell me of {n}.", long))) for n in range(4)]
     await asyncio.sleep(0.3)
     running[0].cancel()
-    following = asyncio.create_task(run(engine, request("Say hi.", Sampling(temperature=0, max_tokens=4))))
+    following = asyncio.create_task(answer(engine, request("Say hi.", Sampling(temperature=0, max_tokens=4))))
     running[2].cancel()
     _, end = await asyncio.wait_for(following, 20)
     assert end.completion_tokens >= 1
@@ -193,24 +178,24 @@ async def test_an_engine_whose_thread_has_died_fails_requests_and_hangs_none(sav
     engine = TransformersEngine(WorkerSettings(engine="transformers", model_root=saved, slots=2, device="cpu"))
     await engine.load(ModelSettings(name="m", source="smol"), lambda _: None)
     model = engine._models["m"]
-    running = asyncio.create_task(run(engine, request("Tell me a story.", Sampling(max_tokens=500))))
+    running = asyncio.create_task(answer(engine, request("Tell me a story.", Sampling(max_tokens=500))))
     await asyncio.sleep(0.3)
 
     def breaks(*_: object) -> None:
         raise ZeroDivisionError
 
     model._take = breaks  # type: ignore[method-assign]
-    for task in (running, asyncio.create_task(run(engine, request("hi")))):
+    for task in (running, asyncio.create_task(answer(engine, request("hi")))):
         with pytest.raises(EngineFailed):
             await asyncio.wait_for(task, 10)
     with pytest.raises(EngineFailed):
-        await asyncio.wait_for(run(engine, request("hi")), 10)
+        await asyncio.wait_for(answer(engine, request("hi")), 10)
     await engine.close()
 
 
 async def test_a_prompt_over_the_context_is_refused(engine: TransformersEngine) -> None:
     with pytest.raises(PromptTooLong):
-        await run(engine, request("word " * 600))
+        await answer(engine, request("word " * 600))
 
 
 async def test_messages_that_the_template_does_not_take_are_the_clients_fault(saved: Path) -> None:
@@ -218,7 +203,7 @@ async def test_messages_that_the_template_does_not_take_are_the_clients_fault(sa
     await engine.load(ModelSettings(name="m", source="smol"), lambda _: None)
     engine._models["m"]._tokenizer.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(InvalidRequest) as refused:
-        await run(engine, request("hi"))
+        await answer(engine, request("hi"))
     assert refused.value.field == "messages"
     await engine.close()
 
