@@ -90,7 +90,7 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> tuple[An
 
     Raises: OSError: the port is in use.
     """
-    disable_created_metrics()  # they double the page, and nobody reads them
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the page, and nobody reads them
     server, _ = start_http_server(port, addr=host, registry=registry)
     return server, server.server_port
 
