@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from ladr.config_sources import (
     ConfigError,
@@ -28,7 +28,19 @@ from ladr.config_sources import (
     read_file,
 )
 from ladr.config_sources import Source as _Source
-from ladr.config_types import Addresses, AnyDuration, AsModels, Bytes, Duration, Pairs, Port, duration_text
+from ladr.config_types import (
+    Addresses,
+    Aliases,
+    AnyDuration,
+    AsModels,
+    Bytes,
+    Duration,
+    Port,
+    RedisUrl,
+    between,
+    distinct,
+    duration_text,
+)
 
 __all__ = ["ConfigError", "Section", "Settings", "default_worker_id", "env_name", "load", "plain"]
 
@@ -66,7 +78,7 @@ class RouterSettings(Server):
     tick: Duration = Field(timedelta(milliseconds=200), description="how often scores are computed and published")
     ttl: Duration = Field(timedelta(seconds=1), description="a worker silent for so long gets nothing")
     default_model: str = Field("", description="model of requests that name none; empty: the only one served")
-    aliases: Pairs = Field({}, description="further names of models: alias → served name")
+    aliases: Aliases = Field({}, description="further names of models: alias → served name")
     max_streams: int = Field(4096, gt=0, description="most Generate streams at once")
     max_attempts: int = Field(4, gt=0, le=16, description="most workers tried for one request before its first token")
     retry_budget: float = Field(0.2, ge=0, le=1, description="retries allowed, as a share of requests")
@@ -78,8 +90,10 @@ class MetricsSettings(Server):
     port: Port = Field(50052, description="gRPC port; 0 takes a free one")
     http_port: Port = Field(9091, description="HTTP port of /metrics; 0 takes a free one")
     backend: Literal["memory", "redis"] = Field("memory", description="where reports are kept")
-    redis_url: SecretStr = Field(
-        SecretStr("redis://127.0.0.1:6379/0"), description="Redis, with its password: redis://:secret@host:6379/0"
+    redis_url: RedisUrl = Field(
+        SecretStr("redis://127.0.0.1:6379/0"),
+        validate_default=True,
+        description="Redis, with its password: redis://:secret@host:6379/0",
     )
     redis_prefix: str = Field("ladr", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="first part of each Redis key")
     stream_length: int = Field(4096, gt=0, description="reports that the Redis stream holds, about")
@@ -97,6 +111,11 @@ class ModelSettings(Section):
         "", description="path under the model root, hub name or upstream's name; empty: the bundled 135M chat model"
     )
     context_tokens: int = Field(0, ge=0, description="longest prompt and answer together; 0: the engine's setting")
+
+
+def _distinct_models(models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+    distinct((model.name for model in models), "models")
+    return models
 
 
 class SimulatedSettings(Section):
@@ -133,16 +152,13 @@ class WorkerSettings(Server):
         "", description="host (or host:port) by which routers reach it; empty: the host it listens on"
     )
     bus: Addresses = Field(("127.0.0.1:50052",), description="MetricsBus instances; the first that answers is used")
-    report_interval: Duration = Field(
-        timedelta(milliseconds=200),
-        ge=timedelta(milliseconds=50),
-        le=timedelta(milliseconds=200),
-        description="how often it reports, 50 ms to 200 ms",
+    report_interval: Annotated[Duration, between(timedelta(milliseconds=50), timedelta(milliseconds=200))] = Field(
+        timedelta(milliseconds=200), description="how often it reports, 50 ms to 200 ms"
     )
     engine: Literal["llamacpp", "transformers", "openai", "vllm", "simulated"] = Field(
         "llamacpp", description="what runs the models"
     )
-    models: Annotated[tuple[ModelSettings, ...], AsModels] = Field(
+    models: Annotated[tuple[ModelSettings, ...], AsModels, AfterValidator(_distinct_models)] = Field(
         (ModelSettings(name="smollm2-135m"),), description="models to load at the start; short: name=source,name=source"
     )
     model_root: Path = Field(Path("models"), description="directory that models may be loaded from")
@@ -168,11 +184,21 @@ class TelemetrySettings(Section):
     sample_ratio: float = Field(1.0, ge=0, le=1, description="share of traces kept, where the client did not decide")
 
 
+def worker_name(position: int, entry: Mapping[str, Any]) -> str:
+    """Name of the worker that `ladr up` starts from a fleet entry: its id, else by its place."""
+    return str(entry.get("id") or f"worker-{position + 1}")
+
+
+def _distinct_workers(fleet: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    distinct((worker_name(position, entry) for position, entry in enumerate(fleet)), "workers")
+    return fleet
+
+
 class UpSettings(Section):
     """What `ladr up` starts."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = Field(2, description="how many workers, where `fleet` is empty")
-    fleet: tuple[dict[str, Any], ...] = Field(
+    fleet: Annotated[tuple[dict[str, Any], ...], AfterValidator(_distinct_workers)] = Field(
         (), description="one entry a worker: the worker settings in which it differs"
     )
 
@@ -202,7 +228,10 @@ def load(file: Path | str | None = None, environ: Mapping[str, str] | None = Non
     named = file or environ.get("LADR_CONFIG")
     path = Path(named or DEFAULT_FILE)
     if named and not path.exists():
-        raise ConfigError(f"{path}: no such file; give --config a file, or leave it out")
+        where, mend = (
+            ("", "give --config a file, or leave it out") if file else ("LADR_CONFIG: ", "name a file, or unset it")
+        )
+        raise ConfigError(f"{where}{path}: no such file; {mend}")
     source = laid_over(read_file(path) if path.exists() else _Source(), read_environment(environ))
     try:
         settings = Settings.model_validate(source.values)
@@ -247,8 +276,8 @@ def _explain(error: ValidationError, source: _Source, under: Loc = (), root: typ
         near = difflib.get_close_matches(str(inner[-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(sorted(known))}"
         return f"{where}unknown key '{key}'; {hint}"
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{where}{key}: {message}"
+    message = first["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
+    return f"{where}{key}: {message.replace('valid tuple', 'list')}"
 
 
 def _keys(loc: Loc, root: type[BaseModel]) -> list[str]:

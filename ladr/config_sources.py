@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +59,7 @@ def env_name(*keys: str) -> str:
 def read_environment(environ: Mapping[str, str]) -> Source:
     """The keys that the environment sets. Only names with a double underscore are ours: LADR_SECTION__KEY.
 
-    Raises: ConfigError: two variables that cannot both hold.
+    Raises: ConfigError: two variables that cannot both hold, or one that is neither text nor JSON.
     """
     source = Source()
     for name in sorted(environ):
@@ -70,7 +71,7 @@ def read_environment(environ: Mapping[str, str]) -> Source:
             at = at.setdefault(parent, {})
             if not isinstance(at, dict):
                 raise ConfigError(f"{name}: {env_name(*path[:depth])} sets the same; take one of them away")
-        at[path[-1]] = _parsed(environ[name])
+        at[path[-1]] = _parsed(name, environ[name])
         source.places[path] = name
     return source
 
@@ -112,11 +113,18 @@ def _walk(node: yaml.Node | None, at: Loc, file: Path, places: dict[Loc, str]) -
             _walk(value, (*at, index), file, places)
 
 
-def _parsed(text: str) -> Any:
-    """JSON where it is a list or mapping, else the text (pydantic makes numbers of it)."""
-    if text[:1] in "[{":
-        try:
-            return json.loads(text)
-        except ValueError:
+def _parsed(name: str, text: str) -> Any:
+    """JSON where it is a list or mapping, else the text (pydantic makes numbers of it). `[::1]:2` is an address."""
+    if text.strip() == "null":
+        raise ConfigError(f"{name}: null is no value; leave it out, and the default holds")
+    if not text.lstrip().startswith(("[", "{")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        if re.match(r"\s*\[[0-9A-Fa-f:.]+\]", text):
             return text
-    return text
+        why = error.msg if isinstance(error, json.JSONDecodeError) else "a number is too long"
+    except RecursionError:
+        why = "it is too deep"
+    raise ConfigError(f"{name}: it begins as JSON does, and is none: {why}")

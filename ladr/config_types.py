@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SHIFTS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
@@ -55,7 +57,7 @@ def _pairs(value: object) -> object:
         pairs = [part.partition("=") for part in value.split(",") if part.strip()]
         if not all(name.strip() and mark for name, mark, _ in pairs):
             raise ValueError("give alias=name, with commas between")
-        return {name.strip(): target.strip() for name, _, target in pairs}
+        return {_model_name(name): _model_name(target) for name, _, target in pairs}
     return value
 
 
@@ -69,7 +71,63 @@ def _models(value: object) -> object:
 
 def _model(text: str) -> dict[str, str]:
     name, _, source = text.partition("=")
-    return {"name": name.strip(), "source": source.strip()}
+    return {"name": _model_name(name), "source": source.strip()}
+
+
+def _model_name(text: str) -> str:
+    """A model's name in a short form, where a slip of the pen could pass for one; in full it may be anything."""
+    if not re.fullmatch(r"[A-Za-z0-9._:/-]+", text.strip()):
+        raise ValueError(f"{text.strip()!r} is no model's name: letters, digits and . _ - : / only")
+    return text.strip()
+
+
+def distinct(names: Iterable[str], what: str) -> None:
+    """Raises: ValueError: a name is there twice."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"two {what} are named {twice[0]!r}; give each a name of its own")
+
+
+def _aliases(value: dict[str, str]) -> dict[str, str]:
+    for alias, target in value.items():
+        if target in value:
+            raise ValueError(f"{alias!r} stands for {target!r}, which is an alias too; give the name of a served model")
+    return value
+
+
+class _RedisUrl(SecretStr):
+    """Where Redis is. It is shown without its password."""
+
+    def _display(self) -> str:
+        url = re.sub(r"([?&]password=)[^&]*", r"\1***", self.get_secret_value())
+        scheme, slashes, rest = url.partition("://")
+        login, at, where = rest.rpartition("@")
+        user, colon, _ = login.partition(":")
+        shown = f"{user}:***" if colon else "***"
+        return f"{scheme}{slashes}{shown}@{where}" if at else url
+
+
+def _redis_url(value: SecretStr) -> _RedisUrl:
+    if not value.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("give redis://host:6379/0, rediss://… or unix://…")
+    return _RedisUrl(value.get_secret_value())
+
+
+def between(least: timedelta, most: timedelta) -> AfterValidator:
+    """A duration's bounds, both allowed."""
+
+    def check(value: timedelta) -> timedelta:
+        if not least <= value <= most:
+            raise ValueError(f"give {duration_text(least)} to {duration_text(most)}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _over_zero(value: timedelta) -> timedelta:
+    if value <= timedelta(0):
+        raise ValueError("give more than 0s")
+    return value
 
 
 def duration_text(value: timedelta) -> str:
@@ -81,11 +139,13 @@ def duration_text(value: timedelta) -> str:
     return f"{micros}us" if micros else "0s"
 
 
-AnyDuration = Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(0))]
-Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0))]
+AnyDuration = Annotated[timedelta, BeforeValidator(_duration)]
+Duration = Annotated[AnyDuration, AfterValidator(_over_zero)]
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Address = Annotated[str, BeforeValidator(_address)]
 Addresses = Annotated[tuple[Address, ...], BeforeValidator(_list), Field(min_length=1)]
 Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
+Aliases = Annotated[Pairs, AfterValidator(_aliases)]
 AsModels = BeforeValidator(_models)
+RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]

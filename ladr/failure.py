@@ -8,12 +8,17 @@ from ladr.errors import DeadlineExceeded, LadrError, Unreachable
 from ladr.status import DETAILS_KEY, from_rpc
 
 
-def call_failed(error: grpc.RpcError, address: str) -> LadrError:
-    """The typed error of a call to `address`; where the server said nothing of its own, the message names the address."""
+def call_failed(error: grpc.RpcError, address: str, begun: bool = False) -> LadrError:
+    """The typed error of a call to `address`; where the server said nothing of its own, the message names the address.
+
+    `begun`: a part of the answer had come.
+    """
     code, details, trailing = error.code(), error.details() or "", error.trailing_metadata() or ()
     made = from_rpc(code, details, trailing)
     if any(key == DETAILS_KEY for key, _ in trailing):
         return made
+    if code is grpc.StatusCode.UNAVAILABLE and begun:
+        return Unreachable(f"the router at {address} went away; the answer is cut")
     if code is grpc.StatusCode.UNAVAILABLE:
         why = details.rpartition(": ")[2] if "last error" in details else details
         return Unreachable(f"no answer from {address} ({why}); check the address, and that the server runs there")

@@ -38,6 +38,7 @@ class Stream(Generic[M, T]):
         self._loop = asyncio.get_running_loop()
         self._once = threading.Lock()
         self._error: LadrError | None = None
+        self._begun = False
         self._over = False
 
     def __aiter__(self) -> AsyncIterator[T]:
@@ -52,7 +53,7 @@ class Stream(Generic[M, T]):
                 self._end(broken)
                 self._call.cancel()
             except grpc.aio.AioRpcError as failed:
-                self._end(call_failed(failed, self._address))
+                self._end(call_failed(failed, self._address, self._begun))
             except asyncio.CancelledError:
                 self.cancel()
                 task = asyncio.current_task()
@@ -90,6 +91,7 @@ class Stream(Generic[M, T]):
             return None
         if message is None:  # what grpc makes of bytes that it cannot decode
             raise BrokenStream("a message of the stream could not be decoded")
+        self._begun = True
         return self._exchange.take(message)
 
     def _end(self, error: LadrError | None) -> None:

@@ -32,6 +32,7 @@ class SyncStream(Generic[M, T]):
         self._address = address
         self._once = threading.Lock()
         self._error: LadrError | None = None
+        self._begun = False
         self._over = False
 
     def __iter__(self) -> Iterator[T]:
@@ -46,7 +47,7 @@ class SyncStream(Generic[M, T]):
                 self._end(broken)
                 self._call.cancel()
             except grpc.RpcError as failed:
-                self._end(call_failed(failed, self._address))
+                self._end(call_failed(failed, self._address, self._begun))
             except BaseException:  # Ctrl-C above all
                 self.cancel()
                 raise
@@ -76,6 +77,7 @@ class SyncStream(Generic[M, T]):
             return None
         if message is None:  # what grpc makes of bytes that it cannot decode
             raise BrokenStream("a message of the stream could not be decoded")
+        self._begun = True
         return self._exchange.take(message)
 
     def _end(self, error: LadrError | None) -> None:

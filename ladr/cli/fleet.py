@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import click
 from google.protobuf.duration_pb2 import Duration
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 
 from ladr.cli.asking import address_option
 from ladr.cli.output import as_dict, emit, line, lines, output_option, table
+from ladr.errors import NotFound
 from ladr.sync_client import SyncClient
 from ladr.v1.fleet_pb2 import MODEL_STATE_READY, ModelState, ModelStatus, WorkerState
-from ladr.v1.router_pb2 import WorkerInfo
+from ladr.v1.router_pb2 import Route, WorkerInfo
 
 _WATCH_S = 1.0
-HEADERS = (
-    "WORKER", "STATE", "MODELS", "ENGINE", "SLOTS", "RUNNING", "QUEUED", "IN FLIGHT",
-    "LATENCY ms", "ms/TOKEN", "WEIGHT %", "AGE s",
+# Columns that a narrow terminal loses, the first first.
+_LEAST = (
+    "ENGINE", "MODELS", "SLOTS", "ms/\nTOKEN", "IN\nFLIGHT", "LATENCY\nms", "AGE\ns", "QUEUED", "RUNNING",
+    "SHARE\nOF ALL %", "SHARE OF\nMODEL %",
 )  # fmt: skip
 
 
@@ -36,15 +40,17 @@ def workers(model: str, watch: bool, address: str, output: str) -> None:
     """
     with SyncClient(address) as client:
         if not watch:
-            _show(client.list_workers(model), output)
-        elif output == "text" and sys.stdout.isatty():
-            with Live(console=Console(), auto_refresh=False, screen=False) as live:
-                while True:
-                    live.update(table(HEADERS, map(row, client.list_workers(model))), refresh=True)
-                    time.sleep(_WATCH_S)
-        else:
+            _show(client, model, output)
+            return
+        with suppress(KeyboardInterrupt):
+            if output == "text" and sys.stdout.isatty():
+                console = Console()
+                with Live(console=console, auto_refresh=False, screen=False) as live:
+                    while True:
+                        live.update(fleet_table(*_found(client, model), console.width), refresh=True)
+                        time.sleep(_WATCH_S)
             while True:
-                _show(client.list_workers(model), output)
+                _show(client, model, output)
                 sys.stdout.flush()
                 time.sleep(_WATCH_S)
 
@@ -60,7 +66,10 @@ def drain(worker: str, undo: bool, address: str, output: str) -> None:
     It finishes what it has and gets nothing new.
     """
     with SyncClient(address) as client:
-        info = client.drain_worker(worker, undo=undo)
+        try:
+            info = client.drain_worker(worker, undo=undo)
+        except NotFound:
+            raise NotFound(f"no worker '{worker}'; `ladr workers` names them") from None
     if output == "json":
         emit(as_dict(info))
     elif undo:
@@ -69,42 +78,61 @@ def drain(worker: str, undo: bool, address: str, output: str) -> None:
         line(f"{worker} is draining; {_busy(info)} still to finish")
 
 
-def row(info: WorkerInfo) -> Sequence[str]:
-    """A worker's cells, in the order of HEADERS."""
-    report, route = info.report, info.route
-    return (
-        report.worker_id,
-        _state(info),
-        ", ".join(_model(model) for model in report.models),
-        report.engine,
-        str(report.slots),
-        str(report.running),
-        str(report.queued),
-        str(info.in_flight),
-        _ms(route.latency) if route.HasField("latency") else "-",
-        _ms(route.time_per_output_token) if route.HasField("time_per_output_token") else "-",
-        f"{100 * route.weight:.1f}",
-        f"{_seconds(info.age):.1f}",
-    )
+def fleet_table(found: Sequence[WorkerInfo], shares: Mapping[str, float] | None, width: int) -> Table:
+    """The workers as a table for a terminal of that width. `shares`: of a model's requests, where one was asked for."""
+    return table(_columns(found, shares), width, _LEAST)
 
 
-def _show(found: list[WorkerInfo], output: str) -> None:
+def _found(client: SyncClient, model: str) -> tuple[list[WorkerInfo], dict[str, float] | None]:
+    """The workers, and, of one model, the share of its requests that each gets."""
+    found = client.list_workers(model)
+    if not model:
+        return found, None
+    with client.watch_routes(model) as tables:
+        return found, {route.worker_id: route.weight for route in next(tables).routes}
+
+
+def _columns(found: Sequence[WorkerInfo], shares: Mapping[str, float] | None) -> dict[str, list[str]]:
+    def column(cell: Callable[[WorkerInfo], object]) -> list[str]:
+        return [str(cell(info)) for info in found]
+
+    def share(info: WorkerInfo) -> str:
+        weight = info.route.weight if shares is None else shares.get(info.report.worker_id, 0.0)
+        return f"{100 * weight:.1f}"
+
+    return {
+        "WORKER": column(lambda info: info.report.worker_id),
+        "STATE": column(_state),
+        "MODELS": column(lambda info: ", ".join(_model(model) for model in info.report.models)),
+        "ENGINE": column(lambda info: info.report.engine),
+        "SLOTS": column(lambda info: info.report.slots),
+        "RUNNING": column(lambda info: info.report.running),
+        "QUEUED": column(lambda info: info.report.queued),
+        "IN\nFLIGHT": column(lambda info: info.in_flight),
+        "LATENCY\nms": column(lambda info: _ms(info.route, "latency")),
+        "ms/\nTOKEN": column(lambda info: _ms(info.route, "time_per_output_token")),
+        "SHARE\nOF ALL %" if shares is None else "SHARE OF\nMODEL %": column(share),
+        "AGE\ns": column(lambda info: f"{_seconds(info.age):.1f}" if info.HasField("age") else "-"),
+    }
+
+
+def _show(client: SyncClient, model: str, output: str) -> None:
     if output == "json":
-        emit({"workers": [as_dict(info) for info in found]})
-    elif not found:
+        emit({"workers": [as_dict(info) for info in client.list_workers(model)]})
+        return
+    found, shares = _found(client, model)
+    if not found:
         line("no workers: start one with `ladr worker`, and check that it reports to this router's bus", err=True)
     elif sys.stdout.isatty():
-        Console().print(table(HEADERS, map(row, found)))
+        console = Console()
+        console.print(fleet_table(found, shares, console.width))
     else:
-        lines(HEADERS, map(row, found))
+        lines(_columns(found, shares))
 
 
 def _state(info: WorkerInfo) -> str:
     state = WorkerState.Name(info.report.state) if info.report.state in WorkerState.values() else "UNKNOWN"
-    name = state.removeprefix("WORKER_STATE_").lower()
-    if info.eligible:
-        return name
-    return info.ineligible_reason if info.ineligible_reason in ("", name) else f"{name} ({info.ineligible_reason})"
+    return (not info.eligible and info.ineligible_reason) or state.removeprefix("WORKER_STATE_").lower()
 
 
 def _model(model: ModelStatus) -> str:
@@ -119,8 +147,8 @@ def _busy(info: WorkerInfo) -> str:
     return f"{count} request{'' if count == 1 else 's'}"
 
 
-def _ms(duration: Duration) -> str:
-    return f"{1000 * _seconds(duration):.1f}"
+def _ms(route: Route, field: str) -> str:
+    return f"{1000 * _seconds(getattr(route, field)):.1f}" if route.HasField(field) else "-"
 
 
 def _seconds(duration: Duration) -> float:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -63,18 +64,34 @@ def as_dict(message: Message) -> dict[str, Any]:
     return made
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table for a terminal; its cells are escaped, and no markup is read from them."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in headers:
-        made.add_column(header)
-    for row in rows:
+Columns = Mapping[str, Sequence[str]]  # header, in which a line may end → its cells
+
+
+def table(columns: Columns, width: int, least: Sequence[str]) -> Table:
+    """A table for a terminal of that width; its cells are escaped, and no markup is read from them.
+
+    Where it would be too wide it loses columns, the first of `least` first. What is left is broken, never cut.
+    """
+    shown = dict(columns)
+    for header in least:
+        if Console(width=100_000).measure(_table(shown)).maximum <= width:
+            break
+        shown.pop(header, None)
+    return _table(shown)
+
+
+def _table(columns: Columns) -> Table:
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for header in columns:
+        made.add_column(header, overflow="fold")
+    for row in zip(*columns.values(), strict=True):
         made.add_row(*(Text(escape(cell)) for cell in row))
     return made
 
 
-def lines(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """The same into a pipe: a line a row, tabs between."""
-    for row in (headers, *rows):
+def lines(columns: Columns) -> None:
+    """The same into a pipe, with all columns: a line a row, tabs between."""
+    headers = [header.replace("\n", " ") for header in columns]
+    for row in (headers, *zip(*columns.values(), strict=True)):
         line_of = "\t".join(escape(cell) for cell in row)
         click.echo(line_of)

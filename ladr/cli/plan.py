@@ -9,8 +9,9 @@ from typing import Any
 
 from ladr import config
 from ladr.cli.misuse import Misuse
+from ladr.cli.neighbours import who_answers, who_has_metrics
 from ladr.cli.ports import FreePorts, is_free, reachable
-from ladr.config import Section, Settings, WorkerSettings, env_name
+from ladr.config import Section, Settings, WorkerSettings, env_name, worker_name
 
 _NESTED = frozenset(
     name
@@ -67,7 +68,7 @@ def _worker(settings: Settings, position: int, free: FreePorts, bus: Mapping[str
         key: getattr(own, key) if key in entry or not getattr(own, key) else getattr(own, key) + position
         for key in ("port", "http_port")
     }
-    name = own.id if "id" in entry else f"worker-{position + 1}"
+    name = worker_name(position, entry)
     environ = {env_name("worker", *keys): _text(value) for keys, value in _leaves(entry)}
     environ |= {**bus, env_name("worker", "id"): name}
     return _child(name, "worker", own.model_copy(update=ports), free, environ)
@@ -107,7 +108,9 @@ def _check(children: list[Child]) -> None:
                 where = f"{child.host}:{port}"
                 raise Misuse(f"{where} cannot be listened on ({error.strerror}): set {key} or its host") from None
             if not free:
-                raise Misuse(f"port {port} is in use: set {key} or stop what uses it")
+                address = f"{reachable(child.host)}:{port}"
+                who = who_has_metrics(address) if key.endswith("http_port") else who_answers(address)
+                raise Misuse(f"port {port} is in use{f' ({who})' if who else ''}: set {key} or stop what uses it")
 
 
 def _leaves(entry: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ladr.cli.keeper import Keeper
 
 _STAGES = ("router", "worker", "metrics")  # the router first: what it has open is finished by workers that still run
 
 
-async def supervise(keepers: Sequence[Keeper], work: Callable[[], Awaitable[int]]) -> int:
+async def supervise(keepers: Sequence[Keeper], work: Callable[[], Awaitable[int]], stopping: Callable[[], None]) -> int:
     """Run the processes, and `work` beside them; stop all when it ends, when a signal comes, or when one cannot run.
 
-    A second signal kills at once. Gives the exit code: that of `work`, or 0 after a signal.
+    `stopping` is told of the first signal; a second kills at once. Gives the exit code: that of `work`, or 0 after a signal.
 
     Raises: ChildFailed, and what `work` raises.
     """
     told = asyncio.Event()
-    with _signals(told, keepers):
+    with _signals(told, keepers, stopping):
         lives = {keeper: asyncio.create_task(keeper.keep()) for keeper in keepers}
         working = asyncio.ensure_future(work())
         signalled = asyncio.create_task(told.wait())
@@ -48,15 +48,18 @@ async def _stop(lives: dict[Keeper, asyncio.Task[None]]) -> None:
 
 
 @contextmanager
-def _signals(told: asyncio.Event, keepers: Sequence[Keeper]) -> Iterator[None]:
-    """Sets `told` at the first signal; once it is set, a signal kills everything."""
+def _signals(told: asyncio.Event, keepers: Sequence[Keeper], stopping: Callable[[], None]) -> Iterator[None]:
+    """Sets `told` and calls `stopping` at the first signal; once it is set, a signal kills everything."""
 
     def on_signal() -> None:
         if told.is_set():
             for keeper in keepers:
                 keeper.retire()
                 keeper.send(signal.SIGKILL)
+            return
         told.set()
+        with suppress(OSError):  # the terminal may be gone
+            stopping()
 
     loop = asyncio.get_running_loop()
     numbers = [signal.SIGINT, signal.SIGTERM]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
+from ladr.channel import DEFAULT_ADDRESS
 from ladr.cli.asking import summary
 from ladr.cli.flags import config_option, load, setting_flags, taken
 from ladr.cli.keeper import ChildFailed, Keeper
@@ -21,19 +23,26 @@ from ladr.cli.service import SERVICES, service_argv
 from ladr.cli.supervisor import supervise
 from ladr.cli.voice import Voice, voice_for
 from ladr.client import Client
+from ladr.config import WorkerSettings
 from ladr.errors import LadrError
 from ladr.v1.generation_pb2 import Delta, Finished
+
+_ENGINES = get_args(WorkerSettings.model_fields["engine"].annotation)
 
 
 @click.command(
     epilog="Every setting is a flag too: --router-port, --worker-slots, --metrics-backend… (`ladr config show` lists them)."
 )
 @click.option("--workers", type=click.IntRange(1, 64), help="How many workers; else up.fleet or up.workers says.")
-@click.option("--engine", metavar="ENGINE", help="What runs the models, as --worker-engine.")
+@click.option(
+    "--engine", type=click.Choice(_ENGINES), metavar="ENGINE", help=f"What runs the models: {', '.join(_ENGINES)}."
+)
 @click.option("--ask", metavar="QUESTION", help="Ask it when all is ready (greedily), and show the answer.")
 @click.option("--once", is_flag=True, help="Stop when all is ready and the question is answered.")
 @click.option(
-    "--log-dir", type=click.Path(path_type=Path, file_okay=False), help="Where the logs go; else a new one in /tmp."
+    "--log-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the logs go; else a new one in /tmp, which a good end takes away.",
 )
 @config_option
 @output_option
@@ -66,16 +75,28 @@ def up(
     logs.mkdir(parents=True, exist_ok=True)
     os.environ.update(flags)
     voice = voice_for(output)
+    code = 1
     try:
-        return asyncio.run(_up(children, argv, logs, voice, ask, once))
+        code = asyncio.run(_up(children, argv, logs, voice, ask, once))
     except ChildFailed as failed:
         voice.close()
         for each in failed.tail:
             line(f"  {each}", err=True)
         line(f"ladr: {failed}", err=True)
-        return failed.code
+        code = failed.code
     finally:
         voice.close()
+        if not log_dir:
+            _leave(logs, code)
+    return code
+
+
+def _leave(logs: Path, code: int) -> None:
+    """Take our own log directory away, unless somebody has to look into it."""
+    if code:
+        line(f"logs: {logs}", err=True)
+    else:
+        shutil.rmtree(logs, ignore_errors=True)
 
 
 async def _up(
@@ -87,7 +108,7 @@ async def _up(
     async def work() -> int:
         await mesh_ready(keepers, voice)
         voice.close()
-        _announce(children, router, logs, voice)
+        _announce(children, router, logs, voice, once)
         code = 0
         if ask:
             code = await _ask(router.address, ask, voice)
@@ -96,21 +117,18 @@ async def _up(
             await asyncio.Event().wait()
         return code
 
-    return await supervise(keepers, work)
+    return await supervise(keepers, work, lambda: voice.note("stopping (Ctrl-C again stops at once)"))
 
 
-def _announce(children: Sequence[Child], router: Child, logs: Path, voice: Voice) -> None:
+def _announce(children: Sequence[Child], router: Child, logs: Path, voice: Voice, once: bool) -> None:
     rows = [f"  {child.name:<12} {child.address:<22} http://{child.http_address}/metrics" for child in children]
-    text = "\n".join(
-        [
-            "ready:",
-            *rows,
-            f"  logs         {logs}",
-            "try:",
-            "  ladr chat" + ("" if router.address == "127.0.0.1:50051" else f" --address {router.address}"),
-            f'  grpcurl -plaintext -d \'{{"prompt":"Name three rivers."}}\' {router.address} ladr.v1.Router/Generate',
-        ]
-    )
+    more = [
+        f"  logs         {logs}",
+        "try:",
+        "  ladr chat" + ("" if router.address == DEFAULT_ADDRESS else f" --address {router.address}"),
+        f'  grpcurl -plaintext -d \'{{"prompt":"Name three rivers."}}\' {router.address} ladr.v1.Router/Generate',
+    ]
+    text = "\n".join(["ready:", *rows, *([] if once else more)])
     facts = {child.name: {"address": child.address, "http": child.http_address} for child in children}
     voice.event("ready", text, services=facts, logs=str(logs))
 
@@ -133,6 +151,8 @@ async def _ask(address: str, question: str, voice: Voice) -> int:
         facts = {"worker_id": answer.started.worker_id if answer.started else "", "usage": as_dict(finished.usage)}
         voice.event("answer", summary(answer.started, finished), answer="".join(pieces), **facts)
     except LadrError as error:
+        if plain and any(pieces):
+            write("\n")
         voice.note(f"ladr: {error}")
         return 1
     return 0

@@ -95,7 +95,7 @@ async def test_generate_takes_all_its_options_and_reads_stdin(router: Any) -> No
     code, _, _ = await run(
         "generate", "-", "--address", router.address, "--raw", "--max-tokens", "3", "--temperature", "0", "--top-p", "0.5",
         "--top-k", "2", "--stop", "a", "--stop", "b", "--seed", "1", "--logprobs", "2", "--priority", "batch",
-        "--session-id", "s", "--model", "m", stdin="from a pipe",
+        "--session-id", "s", "--model", "m", "-o", "json", stdin="from a pipe",
     )  # fmt: skip
     (request,) = router.requests
     assert code == 0
@@ -113,6 +113,25 @@ async def test_generate_as_json_is_a_line_an_event_or_one_object(router: Any) ->
     _, out, _ = await run("generate", "x", "-o", "json", "--no-stream", LADR_ADDRESS=router.address)
     answer = json.loads(out)
     assert (answer["text"], answer["reason"], answer["worker_id"]) == ("Seine, Rhine.", "stop", "w1")
+
+
+async def test_logprobs_are_in_the_json_whole_or_in_pieces(router: Any) -> None:
+    for message in router.script[1:3]:
+        message.delta.logprobs.add(token="x", logprob=-0.5).top.add(token="y")
+    asked = ("generate", "x", "--logprobs", "1", "-o", "json", "--address", router.address)
+    _, pieces, _ = await run(*asked)
+    _, whole, _ = await run(*asked, "--no-stream")
+    streamed = [json.loads(line).get("delta", {}).get("logprobs", []) for line in pieces.splitlines()]
+    assert json.loads(whole)["logprobs"] == [each for delta in streamed for each in delta]
+    assert [(each["token"], each["logprob"]) for each in json.loads(whole)["logprobs"]] == [("x", -0.5)] * 2
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+async def test_an_error_after_a_part_of_the_answer_is_on_a_line_of_its_own(router: Any, command: str) -> None:
+    router.script, router.error = router.script[:2], errors.WorkerLost("lost")
+    assert await run(command, "x", LADR_ADDRESS=router.address) == (1, "Seine, \n", "ladr: lost\n")
+    router.script = []
+    assert await run(command, "x", LADR_ADDRESS=router.address) == (1, "", "ladr: lost\n")
 
 
 async def test_a_failure_is_one_line_that_says_what_to_do(router: Any, dead_address: str) -> None:
@@ -148,6 +167,13 @@ async def test_a_failure_is_one_line_that_says_what_to_do(router: Any, dead_addr
         (["worker", "--simulated-step", "x"], "ladr: --simulated-step: worker.simulated.step: give a duration"),
         (["up", "--worker-slots", "0"], "ladr: --worker-slots: worker.slots: Input should be greater than 0\n"),
         (["worker", "--engine", "gpu"], "ladr: Invalid value for '--engine'"),
+        (["chat", ""], "ladr: the prompt is empty; give one, or leave it out to talk"),
+        (["generate", "x", "--logprobs", "2"], "ladr: --logprobs needs -o json"),
+        (["up", "--engine", "foo"], "ladr: Invalid value for '--engine': 'foo' is not one of 'llamacpp'"),
+        (["worker", "--models", "[{"], "ladr: --models: it begins as JSON does, and is none: "),
+        (["up", "--worker-models", "[{"], "ladr: --worker-models: it begins as JSON does, and is none: "),
+        (["chat", "--address", "http://h:1"], "ladr: Invalid value for '--address': give HOST:PORT, without http:// ("),
+        (["workers", "--address", "localhost"], "ladr: Invalid value for '--address': give HOST:PORT ("),
         (["router", "-c", "/nosuch.yaml"], "ladr: /nosuch.yaml: no such file; give --config a file, or leave it out\n"),
     ],
 )
@@ -177,11 +203,23 @@ async def test_a_service_command_becomes_the_service_with_its_flags_as_settings(
 
 
 async def test_where_only_the_client_is_installed_a_service_command_says_so(tmp_path: Path) -> None:
-    (tmp_path / "services").mkdir()
-    (tmp_path / "services" / "__init__.py").touch()  # somebody else's package of that name
-    code, _, err = await run("router", PYTHONPATH=str(tmp_path), cwd=tmp_path)
+    code, _, err = await run("router", PYTHONPATH=str(_without_services(tmp_path)), cwd=tmp_path)
     assert code == 2
     assert err.startswith("ladr: the services are not installed here")
+
+
+async def test_where_only_the_client_is_installed_the_doctor_finds_nothing_wrong(tmp_path: Path) -> None:
+    code, out, _ = await run("doctor", "-o", "json", PYTHONPATH=str(_without_services(tmp_path)), cwd=tmp_path)
+    checks = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert (code, list(checks)) == (0, ["settings", "python", "services"])
+    assert checks["services"]["message"].startswith("only the client is installed here")
+
+
+def _without_services(root: Path) -> Path:
+    """A directory that hides the services: it has somebody else's package of that name."""
+    (root / "services").mkdir()
+    (root / "services" / "__init__.py").touch()
+    return root
 
 
 async def test_workers_are_a_table_lines_or_json(router: Any) -> None:
@@ -193,14 +231,32 @@ async def test_workers_are_a_table_lines_or_json(router: Any) -> None:
     code, out, _ = await run("workers", LADR_ADDRESS=router.address)
     header, first, *_ = [line.split("\t") for line in out.splitlines()]
     assert (code, header[:3]) == (0, ["WORKER", "STATE", "MODELS"])
-    assert first[:3] == ["w0", "ready (silent)", "m\\x1b[2J"]
-    assert (first[8], first[10]) == ("12.0", "25.0")
+    assert first[:3] == ["w0", "silent", "m\\x1b[2J"]
+    told = dict(zip(header, first, strict=True))
+    assert (told["LATENCY ms"], told["SHARE OF ALL %"], told["AGE s"]) == ("12.0", "25.0", "-")
+    worker.age.FromMilliseconds(61_200)
+    _, out, _ = await run("workers", LADR_ADDRESS=router.address)
+    assert out.splitlines()[1].endswith("\t61.2")
     _, out, _ = await run("workers", "-o", "json", LADR_ADDRESS=router.address)
     assert [info["report"]["worker_id"] for info in json.loads(out)["workers"]] == ["w0", "w1", "w2"]
     terminal = Terminal("workers", LADR_ADDRESS=router.address, COLUMNS="200")
     assert await terminal.ended() == 0
     assert "\x1b[2J" not in terminal.shown
     assert "m\\x1b[2J" in terminal.shown
+
+
+async def test_of_one_model_workers_show_their_share_of_its_requests(router: Any) -> None:
+    router.workers[0].route.weight = 0.25
+    router.shares = {"w0": 0.75}
+    _, out, _ = await run("workers", "--model", "m", LADR_ADDRESS=router.address)
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[rows[0].index("SHARE OF MODEL %")] for row in rows[1:]] == ["75.0", "0.0", "0.0"]
+
+
+async def test_a_worker_that_is_not_there_is_named(router: Any) -> None:
+    router.unknown = "nobody"
+    code, _, err = await run("drain", "nobody", LADR_ADDRESS=router.address)
+    assert (code, err) == (1, "ladr: no worker 'nobody'; `ladr workers` names them\n")
 
 
 async def test_what_a_model_says_cannot_move_a_terminal(router: Any, say: Any) -> None:
@@ -272,6 +328,23 @@ async def test_watching_workers_gives_a_document_a_second(router: Any) -> None:
     await process.communicate()
 
 
+async def test_ctrl_c_ends_watching_quietly(router: Any) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *LADR, "workers", "--watch", "--address", router.address,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout
+    await process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    terminal = Terminal("workers", "--watch", LADR_ADDRESS=router.address)
+    await terminal.until("w2")
+    terminal.type("\x03")
+    assert await terminal.ended() == 0
+    assert "interrupted" not in terminal.shown
+
+
 async def test_a_reader_that_goes_away_is_no_failure_to_speak_of(router: Any) -> None:
     process = await asyncio.create_subprocess_shell(
         f"{' '.join(LADR)} workers --watch --address {router.address} | head -n 1", stderr=asyncio.subprocess.PIPE,
@@ -283,13 +356,18 @@ async def test_a_reader_that_goes_away_is_no_failure_to_speak_of(router: Any) ->
 
 async def test_config_shows_what_is_in_effect_and_masks_secrets(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
-    file.write_text("worker: {openai: {api_key: hunter2}}\nup: {fleet: [{openai: {api_key: hunter3}, slots: 2}]}\n")
+    file.write_text(
+        "metrics: {redis_url: redis://:hunter1@host:6379/0}\n"
+        "worker: {openai: {api_key: hunter2}}\n"
+        "up: {fleet: [{openai: {api_key: hunter3}, slots: 2}]}\n"
+    )
     code, out, _ = await run("config", "show", "-c", str(file), "-o", "json", LADR_ROUTER__TICK="0.25s")
     shown = json.loads(out)
     assert (code, shown["router"]["tick"], shown["up"]["fleet"][0]["slots"]) == (0, "250ms", 2)
     _, text, _ = await run("config", "show", "-c", str(file))
     assert "hunter" not in out + text
     assert "api_key: '**********'" in text
+    assert "redis_url: redis://:***@host:6379/0" in text
 
 
 async def test_config_check_says_ok_or_what_is_wrong(tmp_path: Path) -> None:

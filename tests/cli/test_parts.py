@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import sys
 import unicodedata
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from ladr import config
 from ladr.cli.backoff import Backoff
+from ladr.cli.fleet import fleet_table
 from ladr.cli.misuse import Misuse
 from ladr.cli.output import escape
 from ladr.cli.plan import plan
+from ladr.config import ConfigError, WorkerSettings
+from ladr.config_engines import INSTALL
+from ladr.v1.fleet_pb2 import MODEL_STATE_READY, WORKER_STATE_READY, ModelStatus, WorkerReport
+from ladr.v1.router_pb2 import WorkerInfo
+from services.worker import engines
 
 
 def free() -> dict[str, str]:
@@ -97,3 +106,49 @@ def test_an_address_of_another_machine_is_misuse(port: str) -> None:
     elsewhere = {"LADR_WORKER__HOST": "203.0.113.1", "LADR_WORKER__PORT": port, "LADR_WORKER__HTTP_PORT": port}
     with pytest.raises(Misuse, match=r"203\.0\.113\.1.* cannot be listened on"):
         plan(config.load(environ=free() | elsewhere), 1)
+
+
+def _busy_worker(name: str, reason: str = "") -> WorkerInfo:
+    model = ModelStatus(name="smollm2-135m", state=MODEL_STATE_READY)
+    report = WorkerReport(worker_id=name, state=WORKER_STATE_READY, engine="llamacpp", slots=4, models=[model])
+    info = WorkerInfo(report=report, eligible=not reason, ineligible_reason=reason)
+    info.route.latency.FromMilliseconds(12_345)
+    info.route.time_per_output_token.FromMilliseconds(123)
+    info.age.FromMilliseconds(123_400)
+    return info
+
+
+@pytest.mark.parametrize("width", [200, 100, 80, 60, 40])
+def test_names_and_states_of_workers_are_readable_at_any_width(width: int) -> None:
+    console = Console(width=width)
+    found = [_busy_worker("worker-1"), _busy_worker("worker-2", "unreachable")]
+    with console.capture() as shown:
+        console.print(fleet_table(found, None, width))
+    lines = [line.rstrip() for line in shown.get().splitlines()]
+    assert max(map(len, lines)) <= width
+    assert "…" not in shown.get()
+    assert [line.split()[:2] for line in lines[-2:]] == [["worker-1", "ready"], ["worker-2", "unreachable"]]
+    assert ("smollm2-135m" in shown.get()) == (width >= 100)
+    assert ("llamacpp" in shown.get()) == (width >= 200)
+
+
+def test_what_a_terminal_has_no_room_for_is_broken_and_not_cut() -> None:
+    name = "a-worker-with-a-long-name-on-a-narrow-terminal"
+    console = Console(width=30)
+    with console.capture() as shown:
+        console.print(fleet_table([_busy_worker(name)], None, 30))
+    assert "".join(line.split(" ")[0] for line in shown.get().splitlines()[2:]) == name
+
+
+def test_the_advice_for_each_engine_works_in_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(INSTALL) == set(WorkerSettings.model_fields["engine"].annotation.__args__)  # type: ignore[union-attr]
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    for advice in INSTALL.values():
+        target = re.fullmatch(r"make (\S+)", advice)
+        assert (
+            re.search(rf"^{target[1]}:", makefile, re.M) if target else advice.startswith(".venv/bin/pip install vllm")
+        )
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    monkeypatch.delitem(sys.modules, "services.worker.engines.llamacpp", raising=False)
+    with pytest.raises(ConfigError, match=r"llamacpp needs xllamacpp, .*; in a checkout run: make setup$"):
+        engines.create(WorkerSettings())

@@ -82,6 +82,10 @@ class Up:
         return code
 
 
+def names_in(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
 def children_of(pid: int) -> set[int]:
     try:
         return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
@@ -134,9 +138,11 @@ async def run(*argv: str, **environ: str) -> tuple[int, str, str]:
     return int(process.returncode or 0), out.decode(), err.decode()
 
 
-async def test_it_answers_a_question_names_the_worker_and_ends_with_once() -> None:
-    code, out, err = await run(*LADR, "up", "--ask", "Name three rivers.", "--once")
+async def test_it_answers_a_question_names_the_worker_and_ends_with_once(tmp_path: Path) -> None:
+    code, out, err = await run(*LADR, "up", "--ask", "Name three rivers.", "--once", TMPDIR=str(tmp_path))
     assert code == 0, err
+    assert "try:" not in out
+    assert names_in(tmp_path) == []  # its logs too are gone
     assert "› Name three rivers." in out
     assert re.search(r"^worker-[12] \(sim\): 5 tokens", out, re.MULTILINE)
     assert "worker-1: ready" in err
@@ -200,7 +206,9 @@ async def test_a_signal_stops_everything_and_leaves_nothing(tmp_path: Path, numb
         await mesh.ready()
         assert len(mesh.pids) == 4
         mesh.process.send_signal(number)
+        await mesh.until(lambda event: event.get("text") == "stopping (Ctrl-C again stops at once)")
         assert await mesh.ended() == 0
+        assert (tmp_path / "logs" / "router.log").exists()
 
 
 async def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
@@ -293,6 +301,25 @@ async def test_a_port_in_use_is_one_line_and_nothing_is_started() -> None:
         code, out, err = await run(*LADR, "up", "--router-port", str(port))
     assert (code, out) == (2, "")
     assert err == f"ladr: port {port} is in use: set router.port or stop what uses it\n"
+
+
+async def test_a_second_mesh_on_the_same_ports_is_told_who_has_them(tmp_path: Path) -> None:
+    async with up(tmp_path) as mesh:
+        await mesh.ready()
+        port = mesh.services["metrics"]["address"].rpartition(":")[2]
+        code, _, err = await run(*LADR, "up", "--metrics-port", port)
+        assert code == 2
+        assert err == (
+            f"ladr: port {port} is in use (a LADR MetricsBus answers there): set metrics.port or stop what uses it\n"
+        )
+
+
+async def test_the_logs_of_a_mesh_that_failed_are_kept(tmp_path: Path) -> None:
+    missing = {"LADR_WORKER__ENGINE": "llamacpp", "LADR_WORKER__MODELS": "chat=not-there.gguf"}
+    code, _, err = await run(*LADR, "up", TMPDIR=str(tmp_path), **missing)
+    (logs,) = names_in(tmp_path)
+    assert (code, err.splitlines()[-1]) == (2, f"logs: {tmp_path / logs}")
+    assert "worker-1.log" in names_in(tmp_path / logs)
 
 
 async def test_a_child_that_cannot_start_stops_everything_with_its_own_line(tmp_path: Path) -> None:

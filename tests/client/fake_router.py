@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_status import rpc_status
 
-from ladr.errors import LadrError
+from ladr.errors import LadrError, NotFound
 from ladr.status import to_status
 from ladr.v1 import fleet_pb2, generation_pb2, router_pb2, router_pb2_grpc
 
@@ -55,6 +55,8 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
         self.workers = [
             router_pb2.WorkerInfo(report=fleet_pb2.WorkerReport(worker_id=f"w{n}"), eligible=True) for n in range(3)
         ]
+        self.shares: dict[str, float] = {}
+        self.unknown = ""
         self.open = 0
         self.cancelled = 0
         self.address = ""
@@ -72,7 +74,10 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
     async def WatchRoutes(self, request: Any, context: Any) -> None:
         async with self._counted():
             for version in range(1, 1_000_000):
-                await context.write(router_pb2.RouteTable(version=version, policy=request.model))
+                table = router_pb2.RouteTable(version=version, policy=request.model)
+                for worker, share in self.shares.items():
+                    table.routes.add(worker_id=worker, weight=share)
+                await context.write(table)
                 await asyncio.sleep(0.01)
 
     async def ListWorkers(self, request: Any, context: Any) -> router_pb2.ListWorkersResponse:
@@ -86,6 +91,8 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
         return self.workers[0]
 
     async def DrainWorker(self, request: Any, context: Any) -> router_pb2.WorkerInfo:
+        if request.worker_id == self.unknown:
+            await self._abort(context, NotFound("no such worker", resource=("worker", request.worker_id)))
         info = router_pb2.WorkerInfo(report=fleet_pb2.WorkerReport(worker_id=request.worker_id))
         info.eligible = request.undo
         return info
@@ -98,9 +105,12 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
 
     async def _end(self, context: Any) -> None:
         if self.error is not None:
-            await context.abort_with_status(rpc_status.to_status(to_status(self.error)))
+            await self._abort(context, self.error)
         if self.hang:
             await asyncio.Event().wait()
+
+    async def _abort(self, context: Any, error: LadrError) -> None:
+        await context.abort_with_status(rpc_status.to_status(to_status(error)))
 
     def _counted(self) -> Any:
         return _Counted(self)
@@ -131,6 +141,7 @@ async def router() -> AsyncIterator[FakeRouter]:
     health_pb2_grpc.add_HealthServicer_to_server(fake.health, server)
     fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
+    fake.stop = server.stop
     yield fake
     await server.stop(0)
 

@@ -133,3 +133,12 @@ async def test_wait_ready(client: Any, router: Any) -> None:
         await asyncio.to_thread(client.wait_ready, 0.3)
     await router.health.set("ladr.v1.Router", health_pb2.HealthCheckResponse.SERVING)
     await asyncio.to_thread(client.wait_ready, 5)
+
+
+async def test_a_router_that_goes_away_amid_an_answer_has_cut_it(client: Any, router: Any) -> None:
+    router.hang = True
+    stream = client.generate("x")
+    await asyncio.to_thread(next, stream)
+    await router.stop(0)
+    with pytest.raises(errors.Unreachable, match="went away; the answer is cut"):
+        await asyncio.to_thread(stream.answer)
