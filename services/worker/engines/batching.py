@@ -90,8 +90,13 @@ class Sequence:
         self.seed = random.getrandbits(63) if given is None else given  # a sampler's seed, no secret
 
     @property
+    def unread(self) -> int:
+        """Tokens before the last that are not in the cache yet."""
+        return len(self.tokens) - 1 - self.done
+
+    @property
     def prefilled(self) -> bool:
-        return self.done >= len(self.tokens) - 1
+        return self.unread <= 0
 
 
 @dataclass(frozen=True)
@@ -150,33 +155,38 @@ class Batch:
     def step(self) -> list[Step]:
         """One pass over prompts that wait, if any do, and one token for each sequence that has read its prompt."""
         self._prefill()
-        steps: list[Step] = []
-        for begin, end in _runs([s.prefilled for s in self._rows]):
-            steps += self._decode(slice(begin, end))
-        return steps
+        return self._decode()
 
     def _prefill(self) -> None:
         """Read on in the first prompts that wait, side by side, up to `prefill_tokens` tokens together."""
-        waiting = _runs([not s.prefilled for s in self._rows])
-        if not waiting:
+        begin = next((row for row, s in enumerate(self._rows) if not s.prefilled), None)
+        if begin is None:
             return
-        begin, end = waiting[0]
-        first = self._rows[begin]
-        time = min(len(first.tokens) - 1 - first.done, self.prefill_tokens)
-        rows = slice(begin, min(end, begin + max(self.prefill_tokens // time, 1)))
-        # A shorter prompt is filled up with zeros, which go where its next tokens will be and are written over by them.
-        parts = [s.tokens[s.done : min(s.done + time, len(s.tokens) - 1)] for s in self._rows[rows]]
-        self._forward(rows, [part + [0] * (time - len(part)) for part in parts], [s.done for s in self._rows[rows]])
-        for sequence, part in zip(self._rows[rows], parts, strict=True):
+        time, end = 0, begin
+        while end < len(self._rows) and not self._rows[end].prefilled:
+            longest = max(time, min(self._rows[end].unread, self.prefill_tokens))
+            if longest * (end + 1 - begin) > self.prefill_tokens and end > begin:
+                break
+            time, end = longest, end + 1
+        reading = self._rows[begin:end]
+        # A shorter prompt is filled up with zeros. They go where its next tokens will be, which write them over.
+        parts = [s.tokens[s.done : s.done + min(s.unread, time)] for s in reading]
+        padded = [part + [0] * (time - len(part)) for part in parts]
+        self._forward(slice(begin, end), padded, [s.done for s in reading])
+        for sequence, part in zip(reading, parts, strict=True):
             sequence.done += len(part)
 
-    def _decode(self, rows: slice) -> list[Step]:
-        sequences = self._rows[rows]
-        if not sequences:
+    def _decode(self) -> list[Step]:
+        last = max((row for row, s in enumerate(self._rows) if s.prefilled), default=None)
+        if last is None:
             return []
-        logits = self._forward(rows, [[s.tokens[s.done]] for s in sequences], [s.done for s in sequences])
+        # One pass whoever is ready: rows in between that still read take part for nothing, which costs less than a second pass.
+        sequences = self._rows[: last + 1]
+        logits = self._forward(slice(0, last + 1), [[s.tokens[s.done]] for s in sequences], [s.done for s in sequences])
         steps = []
         for sequence, row in zip(sequences, logits, strict=True):
+            if not sequence.prefilled:
+                continue
             sequence.done += 1
             token, logprob = choose(row, sequence.sampling, sequence.seed, len(sequence.tokens))
             sequence.tokens.append(token)
@@ -235,14 +245,3 @@ def _truncated(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
         out = order[mass - ordered.softmax(-1) >= top_p]
         logits = logits.index_fill(0, out, float("-inf"))
     return logits
-
-
-def _runs(flags: Items[bool]) -> list[tuple[int, int]]:
-    """(begin, end) of each run of true flags."""
-    runs: list[tuple[int, int]] = []
-    for index, flag in enumerate(flags):
-        if flag and runs and runs[-1][1] == index:
-            runs[-1] = (runs[-1][0], index + 1)
-        elif flag:
-            runs.append((index, index + 1))
-    return runs
