@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from ladr.channel import BUS_MESSAGE_BYTES
 from ladr.config_sources import (
     ConfigError,
     Loc,
@@ -89,6 +90,7 @@ class MetricsSettings(Server):
 
     port: Port = Field(50052, description="gRPC port; 0 takes a free one")
     http_port: Port = Field(9091, description="HTTP port of /metrics; 0 takes a free one")
+    max_message_bytes: Bytes = Field(BUS_MESSAGE_BYTES, description="largest gRPC message, each way")
     backend: Literal["memory", "redis"] = Field("memory", description="where reports are kept")
     redis_url: RedisUrl = Field(
         SecretStr("redis://127.0.0.1:6379/0"),

@@ -23,6 +23,7 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.LadrError]] = {
     grpc.StatusCode.NOT_FOUND: errors.NotFound,
     grpc.StatusCode.ALREADY_EXISTS: errors.AlreadyExists,
     grpc.StatusCode.UNAVAILABLE: errors.Unreachable,
+    grpc.StatusCode.UNIMPLEMENTED: errors.Unreachable,  # another server answers there
     grpc.StatusCode.ABORTED: errors.WorkerLost,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,

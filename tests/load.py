@@ -60,6 +60,7 @@ async def ask(channel: grpc.aio.Channel, prompt: str = "hello", timeout_s: float
                 outcome.tokens.extend(message.delta.token_ids)
             else:
                 outcome.finished += 1
+                assert message.finished.usage.completion_tokens == len(outcome.tokens), "tokens were lost"
     except grpc.aio.AioRpcError as error:
         outcome.error, outcome.details = error.code(), error.details() or ""
     finally:

@@ -13,12 +13,13 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ladr.errors import Internal, LadrError
+from ladr.errors import Internal, InvalidRequest, LadrError
 from ladr.status import to_status
 from services.common.telemetry import context_of, tracer
 
@@ -52,26 +53,33 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc 
         handler = await continuation(details)
         if handler is None or not details.method.startswith("/ladr.v1."):
             return handler
-        codecs = (handler.request_deserializer, handler.response_serializer)
+        # One request is decoded in here, where a malformed one becomes an error like any other; grpc decodes streams of them.
+        decode = handler.request_deserializer or bytes
         if handler.unary_unary:
             inner = handler.unary_unary
 
-            async def unary(request: Any, context: Any) -> Any:
+            async def unary(raw: bytes, context: Any) -> Any:
                 async with self._call(details.method, context):
-                    return await inner(request, context)
+                    return await inner(_decoded(decode, raw), context)
 
-            return grpc.unary_unary_rpc_method_handler(unary, *codecs)
+            return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
 
         inner = handler.unary_stream or handler.stream_stream
+        many = handler.unary_stream is None
 
         async def stream(request: Any, context: Any) -> None:
             # A coroutine that writes, not a generator: a cancellation then always unwinds through this frame.
-            async with self._call(details.method, context), aclosing(inner(request, context)) as messages:
-                async for message in messages:
-                    await context.write(message)
+            async with self._call(details.method, context):
+                messages = inner(request if many else _decoded(decode, request), context)
+                async with aclosing(messages):
+                    async for message in messages:
+                        await context.write(message)
 
-        make = grpc.unary_stream_rpc_method_handler if handler.unary_stream else grpc.stream_stream_rpc_method_handler
-        return make(stream, *codecs)
+        if many:
+            return grpc.stream_stream_rpc_method_handler(
+                stream, handler.request_deserializer, handler.response_serializer
+            )
+        return grpc.unary_stream_rpc_method_handler(stream, None, handler.response_serializer)
 
     @asynccontextmanager
     async def _call(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
@@ -122,6 +130,13 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc 
             if code not in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
                 span.set_status(trace.StatusCode.ERROR, code.name)
             span.end()
+
+
+def _decoded(decode: Callable[[bytes], Any], raw: bytes) -> Any:
+    try:
+        return decode(raw)
+    except (DecodeError, ValueError):
+        raise InvalidRequest("the request is not what this method takes, or its text is not UTF-8") from None
 
 
 def _broken() -> Internal:

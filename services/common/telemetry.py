@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics, start_
 from ladr.config import TelemetrySettings
 
 _propagator = TraceContextTextMapPropagator()
+_SCRAPE_S = 5.0
 tracer = trace.get_tracer("ladr")
 
 
@@ -92,6 +93,7 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> tuple[An
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the page, and nobody reads them
     server, _ = start_http_server(port, addr=host, registry=registry)
+    server.RequestHandlerClass.timeout = _SCRAPE_S  # type: ignore[attr-defined]  # of each read: none holds a thread for ever
     return server, server.server_port
 
 

@@ -48,7 +48,8 @@ class Bus:
         self._changed = asyncio.Event()
         self._shared: dict[int, Update] = {}
         self._full = False
-        self.fleet = Fleet(settings.ttl.total_seconds(), settings.max_workers)
+        self._ttl_s = settings.ttl.total_seconds()
+        self.fleet = Fleet(self._ttl_s, settings.max_workers)
         self.tick = asyncio.Event()
         self.reports = 0
 
@@ -92,8 +93,9 @@ class Bus:
 
     async def _ticks(self) -> None:
         told, told_s = (0, True), 0.0
+        spare_until_s = float("-inf")
         while True:
-            next_s = min(told_s + HEARTBEAT_S, self.fleet.next_expiry_s)
+            next_s = min(told_s + HEARTBEAT_S, self.fleet.next_expiry_s(self._clock() < spare_until_s))
             if not self._changed.is_set() and next_s > self._clock():
                 try:
                     async with asyncio.timeout(next_s - self._clock()):
@@ -102,7 +104,9 @@ class Bus:
                     pass
             self._changed.clear()
             now_s = self._clock()
-            self.fleet.expire(now_s)
+            if self.degraded:  # the others' workers have a TTL to be heard again once the backend is back
+                spare_until_s = now_s + self._ttl_s
+            self.fleet.expire(now_s, here_alone=now_s < spare_until_s)
             news = (self.fleet.version, self.degraded)
             if news != told or now_s >= told_s + HEARTBEAT_S:
                 told, told_s = news, now_s
@@ -111,7 +115,7 @@ class Bus:
 
     def _hear(self, report: WorkerReport, heard_s: float) -> None:
         try:
-            if self.fleet.hear(report, heard_s):
+            if self.fleet.hear(report, heard_s, here=False):
                 self._changed.set()
         except Overloaded:
             if not self._full:

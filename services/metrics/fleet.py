@@ -19,6 +19,7 @@ class Entry:
     report: WorkerReport
     heard_s: float
     version: int
+    here: bool = True  # by this instance itself, not through the backend
 
     @property
     def order(self) -> tuple[str, int]:
@@ -67,12 +68,12 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._workers)
 
-    @property
-    def next_expiry_s(self) -> float:
-        """When the next worker falls silent if nothing more is heard; infinity without workers."""
-        return min((entry.heard_s for entry in self._workers.values()), default=math.inf) + self._ttl_s
+    def next_expiry_s(self, here_alone: bool = False) -> float:
+        """When the next worker falls silent if nothing more is heard; infinity without workers. As for `expire`."""
+        heard_s = (entry.heard_s for entry in self._workers.values() if entry.here or not here_alone)
+        return min(heard_s, default=math.inf) + self._ttl_s
 
-    def hear(self, report: WorkerReport, heard_s: float) -> bool:
+    def hear(self, report: WorkerReport, heard_s: float, here: bool = True) -> bool:
         """Take a report that was heard at `heard_s`; False if it is not newer (incarnation, sequence) than the last one.
 
         Raises: Overloaded: a worker more than `max_workers`.
@@ -96,12 +97,19 @@ class Fleet:
         self._workers.pop(worker_id, None)
         self._gone.pop(worker_id, None)
         heard_s = max(heard_s, last.heard_s) if last else heard_s
-        self._workers[worker_id] = Entry(report, heard_s, self.version)
+        self._workers[worker_id] = Entry(report, heard_s, self.version, here)
         return True
 
-    def expire(self, now_s: float) -> list[Gone]:
-        """Take out the workers that have been silent for a TTL, and forget those that went long ago."""
-        silent = [entry for entry in self._workers.values() if now_s >= entry.heard_s + self._ttl_s]
+    def expire(self, now_s: float, here_alone: bool = False) -> list[Gone]:
+        """Take out the workers that have been silent for a TTL, and forget those that went long ago.
+
+        `here_alone`: only those that this instance hears itself; the silence of the others may be the backend's.
+        """
+        silent = [
+            entry
+            for entry in self._workers.values()
+            if now_s >= entry.heard_s + self._ttl_s and (entry.here or not here_alone)
+        ]
         gone = [self._bury(entry.report.worker_id, entry.order, now_s) for entry in silent]
         for old in [old for old in self._gone.values() if now_s - old.gone_s >= _MEMORY_TTLS * self._ttl_s]:
             del self._gone[old.worker_id]

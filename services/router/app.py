@@ -34,7 +34,7 @@ class App:
         self.server = Server(settings)
         self.router = Router(settings, RouterStats(self.server.registry), rng or SystemRandom())
         self.routes = Routes(self.router.board, self.router.policy, settings.policy, settings.alpha, settings.beta)
-        self.listener = Listener(settings.bus, settings.max_message_bytes, self._hear, self.router.board.lost)
+        self.listener = Listener(settings.bus, self._hear, self.router.board.lost)
         self.server.registry.register(RouterCollector(self.router, self.routes))
         self.server.add(NAME, RouterServicer(self.router, self.routes).handlers())
         self.serving = asyncio.Event()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import grpc
 import structlog
 
-from ladr.channel import client_options
+from ladr.channel import BUS_MESSAGE_BYTES, client_options
 from ladr.v1 import metrics_pb2, metrics_pb2_grpc
 
 log = structlog.get_logger()
@@ -26,11 +26,10 @@ class Listener:
     def __init__(
         self,
         buses: Sequence[str],
-        max_message_bytes: int,
         hear: Callable[[metrics_pb2.FleetUpdate], None],
         lost: Callable[[], None],
     ) -> None:
-        options = client_options(max_message_bytes)
+        options = client_options(BUS_MESSAGE_BYTES)
         self._channels = {bus: grpc.aio.insecure_channel(bus, options=options) for bus in buses}
         self._hear = hear
         self._lost = lost

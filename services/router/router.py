@@ -46,7 +46,7 @@ GENERATE = "/ladr.v1.Worker/Generate"
 _PATIENCE_S = 1.0  # how long a request waits for a worker to come back when none is eligible
 _RETRY_AFTER = timedelta(seconds=1)
 # Another worker may do better: the request had no fault, and nothing of the answer is out yet.
-_RETRIABLE = (Unreachable, Draining, NoWorker, Overloaded, EngineFailed)
+_RETRIABLE = (Unreachable, Draining, NoWorker, NotFound, Overloaded, EngineFailed)
 
 
 class Router:
@@ -82,7 +82,7 @@ class Router:
         """
         name = asked or self._settings.default_model
         name = self._settings.aliases.get(name, name)
-        if self.board.knows(name) or (name and name in self._promised):
+        if name and (self.board.knows(name) or name in self._promised):
             return name
         known = self.board.models()
         if not known:
@@ -146,7 +146,7 @@ class Router:
                             yield message
                     return
                 except LadrError as error:
-                    self._judge(lease, error)
+                    self._judge(lease, error, model)
                     if lease.first_token:
                         if isinstance(error, Unreachable):
                             raise WorkerLost("the worker was lost in the middle of the answer") from error
@@ -167,7 +167,7 @@ class Router:
             return any(row not in tried for row in self.board.eligible(model, now_s))
         return self._budget.retry(now_s)
 
-    def _judge(self, lease: Lease, error: LadrError) -> None:
+    def _judge(self, lease: Lease, error: LadrError, model: str) -> None:
         """What an error says about the worker, beside the request."""
         row = lease.row
         if lease.revoked:
@@ -176,6 +176,8 @@ class Router:
             row.unreachable(time.monotonic())
         elif isinstance(error, Draining):
             row.drains()
+        elif isinstance(error, NotFound):
+            row.lacks(model)
         elif isinstance(error, EngineFailed) and not lease.first_token:
             row.broke(time.monotonic())
 

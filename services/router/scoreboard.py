@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from ladr.v1 import fleet_pb2, metrics_pb2
 from services.router.ema import Ema
 
+MAX_SAMPLE_S = 86_400.0  # a longer latency is a mistake of its reporter
+MAX_ROWS = 8192
 BLIND_S = 0.5  # without an update for so long the bus is as good as lost: it promises one every 200 ms
 STALLED_S = 1.0  # a worker whose event loop is so far behind does not serve
 FORGET_S = 30.0  # how long a silent worker is still listed
 _BACKOFF_S = (0.2, 5.0)  # first and longest time that a worker that fails is left alone
+_HERE = (fleet_pb2.MODEL_STATE_LOADING, fleet_pb2.MODEL_STATE_READY)
 _STATES = {
     fleet_pb2.WORKER_STATE_READY: "",
     fleet_pb2.WORKER_STATE_STARTING: "starting",
@@ -72,11 +75,12 @@ class Row:
             (self._pace, old.time_per_output_token, report.time_per_output_token),
         ):
             if after.count > before.count:
-                span_s = _seconds(after) - _seconds(before)
-                ema.add(span_s / (after.count - before.count), heard_s)
+                sample_s = (_seconds(after) - _seconds(before)) / (after.count - before.count)
+                if 0 <= sample_s <= MAX_SAMPLE_S:
+                    ema.add(sample_s, heard_s)
         self._queue.add(report.running + report.queued, heard_s)
         self.report = report
-        self.known = frozenset(m.name for m in report.models)
+        self.known = frozenset(m.name for m in report.models if m.state in _HERE)
         self.models = frozenset(m.name for m in report.models if m.state == fleet_pb2.MODEL_STATE_READY)
         self.lag_s = report.loop_lag.seconds + report.loop_lag.nanos / 1e9
         self.ready = report.state == fleet_pb2.WORKER_STATE_READY and self.lag_s <= STALLED_S
@@ -115,6 +119,10 @@ class Row:
         if self.failures:
             self._back_off(now_s)
         self.failures = max(self.failures, 1)
+
+    def lacks(self, model: str) -> None:
+        """It says that it does not serve a model after all: believe it until its next report."""
+        self.models -= {model}
 
     def served(self) -> None:
         """A token came from it."""
@@ -185,6 +193,8 @@ class Scoreboard:
         """Take an update of the bus. A worker that is not in it stands; `gone` and silence alone take one away."""
         if self.blind(now_s):
             self._listening_since_s = now_s
+        if update.degraded:  # the bus misses what the other buses hear, so that silence means nothing
+            self._listening_since_s = now_s
         self._updated_s = now_s
         for entry in update.workers:
             self._hear(entry.report, now_s - entry.age.ToTimedelta().total_seconds(), now_s)
@@ -210,8 +220,17 @@ class Scoreboard:
             return  # an older life, told late; after a silence it is a new one whose host's clock is behind
         if row:
             _revoke(row)
+        elif len(self._rows) >= MAX_ROWS and not self._make_room(now_s):
+            return
         row = self._rows[report.worker_id] = Row(report, self._theta)
         row.hear(report, heard_s)
+
+    def _make_room(self, now_s: float) -> bool:
+        """Forget the silent worker that was heard longest ago, if there is one."""
+        silent = [row for row in self._rows.values() if not row.in_flight and self._silent(row, now_s)]
+        if silent:
+            del self._rows[min(silent, key=lambda row: row.heard_s).worker_id]
+        return bool(silent)
 
     def blind(self, now_s: float) -> bool:
         """No updates come: what the board holds is old, and the router goes by its own counts."""

@@ -61,15 +61,17 @@ class RouterServicer:
             if row.worker_id > request.page_token and (not model or model in row.models)
         ]
         page = rows[: request.page_size or 100]
+        routes = {route.worker_id: route for route in self._routes.table.routes}
         return router_pb2.ListWorkersResponse(
-            workers=[self._info(row) for row in page],
+            workers=[self._info(row, routes.get(row.worker_id)) for row in page],
             next_page_token=page[-1].worker_id if len(page) < len(rows) else "",
         )
 
     async def get_worker(
         self, request: router_pb2.GetWorkerRequest, context: grpc.aio.ServicerContext
     ) -> router_pb2.WorkerInfo:
-        return self._info(self._row(request.worker_id))
+        row = self._row(request.worker_id)
+        return self._info(row, self._route_of(row))
 
     async def drain_worker(
         self, request: router_pb2.DrainWorkerRequest, context: grpc.aio.ServicerContext
@@ -82,7 +84,7 @@ class RouterServicer:
             except grpc.aio.AioRpcError as error:
                 raise Unreachable(f"worker {row.worker_id} does not answer ({error.code().name})") from error
         row.drains(not request.undo)
-        info = self._info(row)
+        info = self._info(row, self._route_of(row))
         info.report.CopyFrom(report)
         return info
 
@@ -92,7 +94,10 @@ class RouterServicer:
             raise NotFound("no such worker; ListWorkers names them", resource=("worker", worker_id[:64]))
         return row
 
-    def _info(self, row: Row) -> router_pb2.WorkerInfo:
+    def _route_of(self, row: Row) -> router_pb2.Route | None:
+        return next((route for route in self._routes.table.routes if route.worker_id == row.worker_id), None)
+
+    def _info(self, row: Row, route: router_pb2.Route | None) -> router_pb2.WorkerInfo:
         board = self._router.board
         now_s = time.monotonic()
         reason = board.ineligible(row, now_s)
@@ -101,7 +106,7 @@ class RouterServicer:
             eligible=not reason,
             ineligible_reason=reason,
             in_flight=row.in_flight,
-            route=next((r for r in self._routes.table.routes if r.worker_id == row.worker_id), None),
+            route=route,
         )
         info.age.FromTimedelta(timedelta(seconds=max(0.0, board.age_s(row, now_s))))
         return info

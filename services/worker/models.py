@@ -88,7 +88,9 @@ class Models:
         held = self._models.get(name)
         if held and held.state != _FAILED and not held.expected:
             raise AlreadyExists(f"the name {_quoted(name)} is in use", resource=("model", name))
-        if not held and len(self._models) >= self._max:
+        for failed in [n for n, m in self._models.items() if m.state == _FAILED]:
+            del self._models[failed]
+        if name not in self._models and len(self._models) >= self._max:
             raise Overloaded(f"this worker holds {self._max} models already; unload one first")
         model = self._models[name] = _Model(settings)
         self._announce()
@@ -102,6 +104,9 @@ class Models:
                 yield status
                 continue  # it may have moved on meanwhile
             if model.error:
+                if self._models.get(name) is model:
+                    del self._models[name]  # its caller knows; a report has told the others
+                    self._announce()
                 raise model.error
             if model.state != _LOADING:
                 return

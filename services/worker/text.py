@@ -6,7 +6,10 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.worker.engine import TokenLogprob
+from ladr.errors import PromptTooLong
+from services.worker.engine import EngineRequest, TokenLogprob
+
+_MAX_TOKEN_BYTES = 128  # longer than any token of a usual vocabulary (runs of spaces are the longest)
 
 
 class Utf8Assembler:
@@ -82,3 +85,14 @@ def token_logprobs(entries: Sequence[Mapping[str, Any]], alternatives: int) -> t
         )
         for entry in entries
     )
+
+
+def refuse_hopeless(request: EngineRequest, context_tokens: int) -> None:
+    """Refuse a prompt that cannot fit however it is cut into tokens, before it costs the time to cut it.
+
+    Raises: PromptTooLong: it has more bytes than the longest tokens could hold.
+    """
+    size = len(request.prompt.encode("utf-8", "surrogatepass"))
+    size += sum(len(message.content.encode("utf-8", "surrogatepass")) for message in request.messages)
+    if size > context_tokens * _MAX_TOKEN_BYTES:
+        raise PromptTooLong(f"the prompt has {size} bytes, the model's context {context_tokens} tokens", field="prompt")

@@ -29,6 +29,7 @@ from services.worker.stats import Stats, Totals
 log = structlog.get_logger()
 
 BEAT_S = 0.05
+MAX_PIECES = 256  # in one message, so that a slow reader's stays far under any limit of sizes
 Inbox = deque[Piece | End | LadrError]
 _REASONS = {
     "stop": generation_pb2.FINISH_REASON_STOP,
@@ -227,22 +228,26 @@ async def _messages(inbox: Inbox, news: asyncio.Event, times: _Times) -> AsyncIt
     while True:
         await news.wait()
         news.clear()
-        pieces: list[Piece] = []
-        while inbox and isinstance(inbox[0], Piece):
-            pieces.append(inbox.popleft())  # type: ignore[arg-type]  # seen to be a Piece
-        for _, alike in itertools.groupby(pieces, lambda p: (len(p.token_ids) == p.count, len(p.logprobs) == p.count)):
-            delta = _delta(list(alike), offset)
-            offset += delta.token_count
-            yield generation_pb2.GenerateResponse(delta=delta)
-        if not inbox:
-            continue
-        last = inbox.popleft()
-        if isinstance(last, End):
-            _describe(last)
-            yield generation_pb2.GenerateResponse(finished=_finished(last, times))
-            return
-        if isinstance(last, LadrError):
-            raise last
+        while inbox:
+            event = inbox.popleft()
+            if isinstance(event, LadrError):
+                raise event
+            if isinstance(event, End):
+                _describe(event)
+                yield generation_pb2.GenerateResponse(finished=_finished(event, times))
+                return
+            pieces = [event]
+            while inbox and isinstance(inbox[0], Piece) and len(pieces) < MAX_PIECES:
+                pieces.append(inbox.popleft())  # type: ignore[arg-type]  # seen to be a Piece
+            for _, alike in itertools.groupby(pieces, _aligned):
+                delta = _delta(list(alike), offset)
+                offset += delta.token_count
+                yield generation_pb2.GenerateResponse(delta=delta)
+
+
+def _aligned(piece: Piece) -> tuple[bool, bool]:
+    """Whether each token has its id, and its log-probability: pieces of different kinds make different deltas."""
+    return len(piece.token_ids) == piece.count, len(piece.logprobs) == piece.count
 
 
 def _delta(pieces: Sequence[Piece], offset: int) -> generation_pb2.Delta:

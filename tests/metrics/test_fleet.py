@@ -84,7 +84,7 @@ def test_the_fleet_does_what_the_dumb_one_does(steps: list, max_workers: int, da
         elif step[0] == "pass":
             now_s += step[1]
             assert [one.worker_id for one in fleet.expire(now_s)] == dumb.expire(now_s)
-            assert fleet.next_expiry_s > now_s
+            assert fleet.next_expiry_s() > now_s
         else:
             version = data.draw(st.integers(0, fleet.version))
             changes = fleet.since(version)
@@ -143,3 +143,13 @@ def test_a_worker_too_many_is_told_when_to_come_again() -> None:
         fleet.hear(report("b"), 0.0)
     assert error.value.retry_after
     assert fleet.hear(report("a", 2), 0.0)
+
+
+def test_while_the_backend_is_lost_only_the_workers_heard_here_can_fall_silent() -> None:
+    fleet = Fleet(TTL_S, 10)
+    fleet.hear(report("here"), 0.0)
+    fleet.hear(report("there"), 0.0, here=False)
+    assert fleet.next_expiry_s(here_alone=True) == TTL_S
+    assert [one.worker_id for one in fleet.expire(5.0, here_alone=True)] == ["here"]
+    assert fleet.next_expiry_s(here_alone=True) == float("inf")
+    assert [one.worker_id for one in fleet.expire(5.0)] == ["there"]

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from ladr.errors import InvalidRequest
-from ladr.v1.fleet_pb2 import GpuMemory, ModelStatus, StageStatus
+from ladr.v1.fleet_pb2 import GpuMemory, LatencyTotals, ModelStatus, StageStatus
 from services.metrics.report import check
 from tests.metrics.buses import report
+
+
+def latency(seconds: int, nanos: int = 0) -> LatencyTotals:
+    return LatencyTotals(count=1, sum=Duration(seconds=seconds, nanos=nanos))
+
 
 BAD = [
     ({"worker_id": ""}, "worker_id"),
@@ -25,6 +31,12 @@ BAD = [
     ({"slots": 0}, "slots"),
     ({"models": [ModelStatus()] * 65}, "models"),
     ({"stages": [StageStatus()] * 17}, "stages"),
+    ({"stages": [StageStatus()]}, "stages[0].name"),
+    ({"models": [ModelStatus(name="ok"), ModelStatus()]}, "models[1].name"),
+    ({"time_to_first_token": latency(10**15)}, "time_to_first_token"),
+    ({"time_per_output_token": latency(-1)}, "time_per_output_token"),
+    ({"end_to_end": latency(0, -5)}, "end_to_end"),
+    ({"loop_lag": Duration(seconds=10**12)}, "loop_lag"),
     ({"gpus": [GpuMemory()] * 17}, "gpus"),
     ({"engine": "x" * (16 << 10)}, ""),
 ]
@@ -45,7 +57,11 @@ def test_a_bad_report_is_refused_with_its_field(fields: dict, field: str) -> Non
         {"incarnation": "0198aaaa-0000-7000-8000-000000000000"},
         {"address": "[::1]:50061"},
         {"address": "worker-3.chat.svc:65535"},
-        {"models": [ModelStatus(name="m" * 128)] * 64, "stages": [StageStatus()] * 16, "gpus": [GpuMemory()] * 16},
+        {
+            "models": [ModelStatus(name="m" * 128)] * 64,
+            "stages": [StageStatus(name="asr")] * 16,
+            "gpus": [GpuMemory()] * 16,
+        },
     ],
 )
 def test_a_good_report_passes(fields: dict) -> None:

@@ -163,8 +163,21 @@ async def test_the_worker_is_told_name_attempt_and_id_and_gets_the_rest_untouche
     assert seen[1].request_id == "mine"
 
 
+async def is_another_server(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+    yield STARTED
+
+
 @pytest.mark.parametrize(
-    "broken", [fails(Unreachable("x")), fails(EngineFailed("x")), fails(Overloaded("x")), ends_early]
+    "broken",
+    [
+        fails(Unreachable("x")),
+        fails(EngineFailed("x")),
+        fails(Overloaded("x")),
+        fails(NotFound("it was unloaded a moment ago")),
+        ends_early,
+        is_another_server,
+    ],
 )
 async def test_before_the_first_token_another_worker_is_tried(broken: Behaviour) -> None:
     async with scene(a=broken, b=answers) as s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -320,6 +321,42 @@ def test_the_quick_way_to_the_eligible_is_the_same_as_asking_each_why_not(steps:
         for at_s in (now_s, now_s + 0.3, now_s + 1.5):
             slow = [row.worker_id for row in fleet.rows() if not fleet.ineligible(row, at_s)]
             assert sorted(names(fleet, at_s)) == slow
+
+
+def test_while_the_bus_misses_the_others_silence_means_nothing_but_gone_is_gone() -> None:
+    fleet = board(report("a"), report("b"))
+    for tick in range(1, 20):
+        told = metrics_pb2.FleetUpdate(degraded=True)
+        if tick == 5:
+            told.gone.add(worker_id="b", incarnation="1")
+        fleet.hear(told, tick * 0.2)
+    assert names(fleet, 3.9) == ["a"]
+    for tick in range(20, 27):
+        fleet.hear(update(), tick * 0.2)
+    assert names(fleet, 5.2) == []  # the store is back, and a TTL has passed
+
+
+def test_figures_that_make_no_sense_are_not_taken() -> None:
+    fleet = board()
+    odd = report("a")
+    odd.time_to_first_token.count = 1
+    for seconds in (-5, 10**15):
+        odd.time_to_first_token.sum.seconds = seconds
+        odd.sequence += 1
+        fleet.hear(update(odd), 0.1)
+        row = fleet.rows()[0]
+        assert row.latency_s is None
+
+
+def test_the_board_is_bounded_and_makes_room_of_the_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.router.scoreboard.MAX_ROWS", 2)
+    fleet = board(report("a"), report("b"))
+    fleet.hear(update(report("c")), 0.1)
+    assert [row.worker_id for row in fleet.rows()] == ["a", "b"]
+    for tick in range(1, 8):
+        fleet.hear(update(report("b", sequence=1 + tick)), tick * 0.2)
+    fleet.hear(update(report("c")), 1.5)
+    assert [row.worker_id for row in fleet.rows()] == ["b", "c"]
 
 
 def test_a_request_that_came_and_went_between_two_reports_is_not_counted_as_sent() -> None:

@@ -230,5 +230,5 @@ async def test_loading_takes_its_time_and_tells_how_far_it_is() -> None:
 def test_an_engine_whose_library_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     monkeypatch.delitem(sys.modules, "services.worker.engines.llamacpp", raising=False)
-    with pytest.raises(ConfigError, match=r"llamacpp needs xllamacpp, .*pip install"):
+    with pytest.raises(ConfigError, match=r"llamacpp needs xllamacpp, .*make setup"):
         engines.create(WorkerSettings())

@@ -14,6 +14,7 @@ key.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import struct
 import tempfile
@@ -31,9 +32,11 @@ from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import EngineFailed, InvalidRequest, LadrError, NotFound, PromptTooLong
 from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
 from services.worker.engines.sources import locate_file
-from services.worker.text import StopScanner, token_logprobs
+from services.worker.text import StopScanner, refuse_hopeless, token_logprobs
 
 log = structlog.get_logger()
+
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else a failed assertion in ggml runs a debugger over the process
 
 _CANCEL_S = 0.25
 _CPU_BATCH = 16  # prompt tokens a batch: 0.1 s for 135M on one thread; larger ones are up to a quarter faster
@@ -43,6 +46,7 @@ _SEEDS = 2**32 - 1  # the last 32-bit seed means "a random one"
 
 _STRING, _ARRAY = 8, 9
 _GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
+_GGUF_BOUNDS = {"context_length": 1 << 28, "block_count": 512}
 _GGUF_STRING_BYTES = 16 << 20
 
 Event = Piece | End | LadrError
@@ -82,6 +86,7 @@ class LlamaCppEngine:
         model = self._models.get(request.model)
         if model is None:
             raise NotFound("the model is not loaded", resource=("model", request.model))
+        refuse_hopeless(request, model.context)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()  # holds max_tokens pieces at most
 
@@ -357,13 +362,18 @@ def _trained_context(file: BinaryIO) -> int:
     if not 0 < tensors < 1 << 20:
         raise ValueError("no tensors")
     architecture = ""
+    found: dict[str, int] = {}
     for _ in range(pairs):
         key, kind = string(), number("I")
+        name = key.removeprefix(f"{architecture}.")
         if key == "general.architecture" and kind == _STRING:
             architecture = string()
-        elif architecture and key == f"{architecture}.context_length" and kind in (4, 10):
-            if context := number("I" if kind == 4 else "Q"):
-                return context
+        elif architecture and name in _GGUF_BOUNDS and name != key and kind in (4, 10):
+            found[name] = number("I" if kind == 4 else "Q")
+            if not 0 < found[name] <= _GGUF_BOUNDS[name]:
+                raise ValueError(f"{name} out of bounds")  # llama.cpp would end the process over it
+            if found.keys() == _GGUF_BOUNDS.keys():
+                return found["context_length"]
         else:
             skip(kind)
     raise ValueError("no context length")

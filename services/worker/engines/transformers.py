@@ -23,7 +23,7 @@ from ladr.errors import EngineFailed, InvalidRequest, LadrError, PromptTooLong
 from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
 from services.worker.engines.batching import Batch, Sequence, Step
 from services.worker.engines.sources import locate
-from services.worker.text import StopScanner
+from services.worker.text import StopScanner, refuse_hopeless
 
 log = structlog.get_logger()
 
@@ -73,6 +73,7 @@ class TransformersEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece | End]:
         model = self._models[request.model]
+        refuse_hopeless(request, model.batch.context)
         loop = asyncio.get_running_loop()
         inbox: deque[Piece | End | LadrError] = deque()  # bounded by the answer's max_tokens
         news = asyncio.Event()

@@ -18,6 +18,7 @@ from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import EngineFailed, InvalidRequest, PromptTooLong
 from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
 from services.worker.engines.sources import locate
+from services.worker.text import refuse_hopeless
 
 log = structlog.get_logger()
 
@@ -55,8 +56,9 @@ class VllmEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece | End]:
         engine = self._engines[request.model]
-        ids = await self._prompt(engine, request)
         context = self._contexts[request.model]
+        refuse_hopeless(request, context)
+        ids = await self._prompt(engine, request)
         if len(ids) >= context:
             raise PromptTooLong(f"the prompt has {len(ids)} tokens, the model's context {context}", field="prompt")
         made = 0
