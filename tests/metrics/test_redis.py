@@ -45,7 +45,8 @@ async def test_an_instance_that_has_just_started_sees_the_fleet_and_how_old_it_i
             assert 0.25 < age_s <= time.monotonic() - heard_s
             assert "b" not in watcher.workers
             await until(lambda: not watcher.workers)
-            assert 0.95 < time.monotonic() - heard_s < 1.2
+            # A TTL after it was heard, or after this instance joined Redis: until then its silence may be Redis's.
+            assert 0.95 < time.monotonic() - heard_s < 1.7
 
 
 async def test_a_bus_that_is_restarted_shows_its_workers_within_a_report_interval(redis: RedisServer) -> None:
@@ -71,8 +72,8 @@ async def test_redis_restarts_under_load_and_the_buses_heal_in_under_a_second(re
         for _ in range(3):
             await asyncio.to_thread(redis.stop)
             await until(lambda: at_one.degraded and at_other.degraded)
-            await until(lambda: not at_other.workers, 1.5)  # known through Redis alone: the TTL takes them
-            assert len(at_one.workers) == len(names)
+            await asyncio.sleep(1.3)  # over a TTL: known through Redis alone, they stand while it is away
+            assert len(at_one.workers) == len(at_other.workers) == len(names)
             await asyncio.to_thread(redis.start)
             took_s = await until(
                 lambda: not at_one.degraded and not at_other.degraded and len(at_other.workers) == len(names)
@@ -95,7 +96,8 @@ async def test_a_frozen_redis_slows_nothing_is_said_and_heals(redis: RedisServer
         reporter.slowest_ack_s = 0.0
         redis.freeze()
         assert await until(lambda: at_one.degraded and at_other.degraded) < 1.0
-        await until(lambda: not at_other.workers, 1.5)
+        await asyncio.sleep(1.3)
+        assert "w" in at_other.workers
         assert await health(one.server.port, STORE) == NOT_SERVING
         assert await health(one.server.port, NAME) == SERVING
         newest = reporter.sequence
@@ -116,10 +118,11 @@ async def test_a_worker_that_dies_while_redis_is_frozen_is_no_ghost_after_it(red
             await until(lambda: watcher.sequence("w") > 0)
             redis.freeze()
             await until(lambda: one.bus.degraded and other.bus.degraded)
-        await until(lambda: not watcher.workers and len(one.bus.fleet) == 0)
+        await until(lambda: len(one.bus.fleet) == 0)
         redis.thaw()
-        seen = len(watcher.updates)
         await until(lambda: not one.bus.degraded and not other.bus.degraded)
+        await until(lambda: not watcher.workers, 1.5)  # a TTL after Redis is back, whatever it still carried out
+        seen = len(watcher.updates)
         await publish(one.server.port, report("x"))
         await until(lambda: "x" in watcher.workers)
         assert {entry.report.worker_id for _, update in watcher.updates[seen:] for entry in update.workers} == {"x"}
