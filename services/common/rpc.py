@@ -143,6 +143,21 @@ def _broken() -> Internal:
     return Internal("the server failed on this call; its log has the reason under the trace id")
 
 
+def unary_method(method: Any, request: Any) -> grpc.RpcMethodHandler:
+    """Handler of a method that takes one message of the class `request` and gives one."""
+    return grpc.unary_unary_rpc_method_handler(method, request.FromString, _serialize)
+
+
+def stream_method(method: Any, request: Any) -> grpc.RpcMethodHandler:
+    """Handler of a method that takes one message of the class `request` and gives a stream."""
+    return grpc.unary_stream_rpc_method_handler(method, request.FromString, _serialize)
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
 def time_left(context: grpc.aio.ServicerContext) -> float | None:
     """Seconds until the call's deadline, or None without one. grpc says "a century" for none."""
     left: float | None = context.time_remaining()

@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServ
 from prometheus_client import CollectorRegistry
 
 from ladr import config
-from ladr.channel import channel_options as channel_options
+from ladr.channel import channel_options
 from services.common import telemetry
 from services.common.rpc import RpcInterceptor
 

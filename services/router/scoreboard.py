@@ -37,7 +37,6 @@ class Row:
         "heard_s",
         "in_flight",
         "known",
-        "lag_s",
         "leases",
         "models",
         "ready",
@@ -56,7 +55,6 @@ class Row:
         self.leases: set[Lease] = set()
         self.known: frozenset[str] = frozenset()  # served names, in any state
         self.models: frozenset[str] = frozenset()  # those that are ready
-        self.lag_s = 0.0
         self.ready = False  # by its own word, and its event loop runs
         self.gone = False  # the bus said so
         self.failures = 0  # failures in a row
@@ -82,8 +80,8 @@ class Row:
         self.report = report
         self.known = frozenset(m.name for m in report.models if m.state in _HERE)
         self.models = frozenset(m.name for m in report.models if m.state == fleet_pb2.MODEL_STATE_READY)
-        self.lag_s = report.loop_lag.seconds + report.loop_lag.nanos / 1e9
-        self.ready = report.state == fleet_pb2.WORKER_STATE_READY and self.lag_s <= STALLED_S
+        lag_s = report.loop_lag.seconds + report.loop_lag.nanos / 1e9
+        self.ready = report.state == fleet_pb2.WORKER_STATE_READY and lag_s <= STALLED_S
         self.heard_s = heard_s
         self.gone = False
         self.sent = 0

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any
 
 import grpc
 
 from ladr.errors import InvalidRequest, NotFound, Unreachable
 from ladr.v1 import router_pb2, worker_pb2, worker_pb2_grpc
-from services.common.rpc import time_left
+from services.common.rpc import stream_method, time_left, unary_method
 from services.router.router import Router
 from services.router.routes import Routes
 from services.router.scoreboard import Row
@@ -28,17 +27,12 @@ class RouterServicer:
         self._routes = routes
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
-        def unary(method: Any, request: Any) -> grpc.RpcMethodHandler:
-            return grpc.unary_unary_rpc_method_handler(method, request.FromString, _serialize)
-
         return {
             "Generate": grpc.unary_stream_rpc_method_handler(self.generate),  # bytes in, bytes out
-            "WatchRoutes": grpc.unary_stream_rpc_method_handler(
-                self.watch_routes, router_pb2.WatchRoutesRequest.FromString, _serialize
-            ),
-            "ListWorkers": unary(self.list_workers, router_pb2.ListWorkersRequest),
-            "GetWorker": unary(self.get_worker, router_pb2.GetWorkerRequest),
-            "DrainWorker": unary(self.drain_worker, router_pb2.DrainWorkerRequest),
+            "WatchRoutes": stream_method(self.watch_routes, router_pb2.WatchRoutesRequest),
+            "ListWorkers": unary_method(self.list_workers, router_pb2.ListWorkersRequest),
+            "GetWorker": unary_method(self.get_worker, router_pb2.GetWorkerRequest),
+            "DrainWorker": unary_method(self.drain_worker, router_pb2.DrainWorkerRequest),
         }
 
     def generate(self, raw: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
@@ -110,8 +104,3 @@ class RouterServicer:
         )
         info.age.FromTimedelta(timedelta(seconds=max(0.0, board.age_s(row, now_s))))
         return info
-
-
-def _serialize(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 
 from ladr.config import ModelSettings
 from ladr.errors import InvalidRequest
 from ladr.v1 import fleet_pb2, generation_pb2, worker_pb2
+from services.common.rpc import stream_method, unary_method
 from services.worker.worker import Worker
 
 NAME = "ladr.v1.Worker"
+MAX_CONTEXT_TOKENS = 1_000_000_000
 
 
 class WorkerServicer:
@@ -23,18 +23,12 @@ class WorkerServicer:
         self._worker = worker
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
-        def unary(method: Any, request: Any) -> grpc.RpcMethodHandler:
-            return grpc.unary_unary_rpc_method_handler(method, request.FromString, _serialize)
-
-        def stream(method: Any, request: Any) -> grpc.RpcMethodHandler:
-            return grpc.unary_stream_rpc_method_handler(method, request.FromString, _serialize)
-
         return {
-            "Generate": stream(self.generate, generation_pb2.GenerateRequest),
-            "GetStatus": unary(self.get_status, worker_pb2.GetStatusRequest),
-            "LoadModel": stream(self.load_model, worker_pb2.LoadModelRequest),
-            "UnloadModel": unary(self.unload_model, worker_pb2.UnloadModelRequest),
-            "Drain": unary(self.drain, worker_pb2.DrainRequest),
+            "Generate": stream_method(self.generate, generation_pb2.GenerateRequest),
+            "GetStatus": unary_method(self.get_status, worker_pb2.GetStatusRequest),
+            "LoadModel": stream_method(self.load_model, worker_pb2.LoadModelRequest),
+            "UnloadModel": unary_method(self.unload_model, worker_pb2.UnloadModelRequest),
+            "Drain": unary_method(self.drain, worker_pb2.DrainRequest),
         }
 
     def generate(
@@ -52,8 +46,8 @@ class WorkerServicer:
     ) -> AsyncIterator[fleet_pb2.ModelStatus]:
         if not 1 <= len(request.name.encode()) <= 128:
             raise InvalidRequest("a model's name has 1 to 128 bytes", field="name")
-        if request.context_tokens > math.ceil(1e9):
-            raise InvalidRequest("context_tokens is over 1e9", field="context_tokens")
+        if request.context_tokens > MAX_CONTEXT_TOKENS:
+            raise InvalidRequest(f"context_tokens is over {MAX_CONTEXT_TOKENS}", field="context_tokens")
         return self._worker.models.load(
             ModelSettings(name=request.name, source=request.source, context_tokens=request.context_tokens)
         )
@@ -68,8 +62,3 @@ class WorkerServicer:
     ) -> fleet_pb2.WorkerReport:
         self._worker.drain(undo=request.undo)
         return self._worker.report(0)
-
-
-def _serialize(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data

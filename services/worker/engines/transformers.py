@@ -75,29 +75,21 @@ class TransformersEngine:
         model = self._models[request.model]
         refuse_hopeless(request, model.batch.context)
         loop = asyncio.get_running_loop()
-        inbox: deque[Piece | End | LadrError] = deque()  # bounded by the answer's max_tokens
-        news = asyncio.Event()
-
-        def deliver(event: Piece | End | LadrError) -> None:
-            inbox.append(event)
-            news.set()
+        events: asyncio.Queue[Piece | End | LadrError] = asyncio.Queue()  # holds max_tokens pieces at most
 
         def emit(event: Piece | End | LadrError) -> None:
-            loop.call_soon_threadsafe(deliver, event)
+            loop.call_soon_threadsafe(events.put_nowait, event)
 
         answer = _Answer(request, emit)
         model.submit(answer)
         try:
             while True:
-                await news.wait()
-                news.clear()
-                while inbox:
-                    event = inbox.popleft()
-                    if isinstance(event, LadrError):
-                        raise event
-                    yield event
-                    if isinstance(event, End):
-                        return
+                event = await events.get()
+                if isinstance(event, LadrError):
+                    raise event
+                yield event
+                if isinstance(event, End):
+                    return
         finally:
             answer.cancelled.set()
             model.nudge()
