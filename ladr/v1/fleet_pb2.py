@@ -26,27 +26,27 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13ladr/v1/fleet.proto\x12\x07ladr.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x87\x06\n\x0cWorkerReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12#\n\x05state\x18\x05 \x01(\x0e\x32\x14.ladr.v1.WorkerState\x12$\n\x06models\x18\x06 \x03(\x0b\x32\x14.ladr.v1.ModelStatus\x12\x0e\n\x06\x65ngine\x18\x07 \x01(\t\x12\r\n\x05slots\x18\x08 \x01(\r\x12\x0f\n\x07running\x18\t \x01(\r\x12\x0e\n\x06queued\x18\n \x01(\r\x12\x13\n\x0bqueue_limit\x18\x0b \x01(\r\x12\x33\n\x13time_to_first_token\x18\x0c \x01(\x0b\x32\x16.ladr.v1.LatencyTotals\x12\x35\n\x15time_per_output_token\x18\r \x01(\x0b\x32\x16.ladr.v1.LatencyTotals\x12*\n\nend_to_end\x18\x0e \x01(\x0b\x32\x16.ladr.v1.LatencyTotals\x12\x19\n\x11tokens_per_second\x18\x0f \x01(\x01\x12\x1a\n\rkv_used_ratio\x18\x10 \x01(\x01H\x00\x88\x01\x01\x12 \n\x04gpus\x18\x11 \x03(\x0b\x32\x12.ladr.v1.GpuMemory\x12&\n\x08\x64rafting\x18\x19 \x01(\x0b\x32\x14.ladr.v1.DraftTotals\x12$\n\x06stages\x18\x13 \x03(\x0b\x32\x14.ladr.v1.StageStatus\x12\x16\n\x0e\x66inished_total\x18\x14 \x01(\x04\x12\x14\n\x0c\x66\x61iled_total\x18\x15 \x01(\x04\x12\x17\n\x0f\x63\x61ncelled_total\x18\x16 \x01(\x04\x12+\n\x08loop_lag\x18\x17 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0breported_at\x18\x18 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\n\x0e_kv_used_ratioJ\x04\x08\x12\x10\x13R\x10\x64raft_acceptance\"}\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x05state\x18\x02 \x01(\x0e\x32\x13.ladr.v1.ModelState\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x15\n\rload_progress\x18\x04 \x01(\x01\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"F\n\rLatencyTotals\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12&\n\x03sum\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x0b\x44raftTotals\x12\x16\n\x0e\x64rafted_tokens\x18\x01 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x02 \x01(\x04\"C\n\tGpuMemory\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\"T\n\x0bStageStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\'\n\x07latency\x18\x03 \x01(\x0b\x32\x16.ladr.v1.LatencyTotals*\x93\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x18\n\x14WORKER_STATE_STOPPED\x10\x04*\x8b\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_LOADING\x10\x01\x12\x15\n\x11MODEL_STATE_READY\x10\x02\x12\x16\n\x12MODEL_STATE_FAILED\x10\x03\x12\x18\n\x14MODEL_STATE_UNLOADED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13ladr/v1/fleet.proto\x12\x07ladr.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x87\x07\n\x0cWorkerReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12#\n\x05state\x18\x05 \x01(\x0e\x32\x14.ladr.v1.WorkerState\x12$\n\x06models\x18\x06 \x03(\x0b\x32\x14.ladr.v1.ModelStatus\x12\x0e\n\x06\x65ngine\x18\x07 \x01(\t\x12\r\n\x05slots\x18\x08 \x01(\r\x12\x0f\n\x07running\x18\t \x01(\r\x12\x0e\n\x06queued\x18\n \x01(\r\x12\x13\n\x0bqueue_limit\x18\x0b \x01(\r\x12\x33\n\x13time_to_first_token\x18\x0c \x01(\x0b\x32\x16.ladr.v1.LatencyTotals\x12\x35\n\x15time_per_output_token\x18\r \x01(\x0b\x32\x16.ladr.v1.LatencyTotals\x12*\n\nend_to_end\x18\x0e \x01(\x0b\x32\x16.ladr.v1.LatencyTotals\x12\x19\n\x11tokens_per_second\x18\x0f \x01(\x01\x12\x1a\n\rkv_used_ratio\x18\x10 \x01(\x01H\x00\x88\x01\x01\x12 \n\x04gpus\x18\x11 \x03(\x0b\x32\x12.ladr.v1.GpuMemory\x12&\n\x08\x64rafting\x18\x19 \x01(\x0b\x32\x14.ladr.v1.DraftTotals\x12$\n\x06stages\x18\x13 \x03(\x0b\x32\x14.ladr.v1.StageStatus\x12\x16\n\x0e\x66inished_total\x18\x14 \x01(\x04\x12\x14\n\x0c\x66\x61iled_total\x18\x15 \x01(\x04\x12\x17\n\x0f\x63\x61ncelled_total\x18\x16 \x01(\x04\x12+\n\x08loop_lag\x18\x17 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rload_revision\x18\x1a \x01(\x04\x12\x14\n\x0ctokens_total\x18\x1b \x01(\x04\x12\x1b\n\x13prompt_tokens_total\x18\x1c \x01(\x04\x12\x1c\n\x14queued_prompt_tokens\x18\x1d \x01(\x04\x12\x16\n\x0e\x61\x63\x63\x65pted_total\x18\x1e \x01(\x04\x12/\n\x0breported_at\x18\x18 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\n\x0e_kv_used_ratioJ\x04\x08\x12\x10\x13R\x10\x64raft_acceptance\"}\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x05state\x18\x02 \x01(\x0e\x32\x13.ladr.v1.ModelState\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x15\n\rload_progress\x18\x04 \x01(\x01\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"F\n\rLatencyTotals\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12&\n\x03sum\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x0b\x44raftTotals\x12\x16\n\x0e\x64rafted_tokens\x18\x01 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x02 \x01(\x04\"C\n\tGpuMemory\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\"T\n\x0bStageStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\'\n\x07latency\x18\x03 \x01(\x0b\x32\x16.ladr.v1.LatencyTotals*\x93\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x18\n\x14WORKER_STATE_STOPPED\x10\x04*\x8b\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_LOADING\x10\x01\x12\x15\n\x11MODEL_STATE_READY\x10\x02\x12\x16\n\x12MODEL_STATE_FAILED\x10\x03\x12\x18\n\x14MODEL_STATE_UNLOADED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ladr.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=1294
-  _globals['_WORKERSTATE']._serialized_end=1441
-  _globals['_MODELSTATE']._serialized_start=1444
-  _globals['_MODELSTATE']._serialized_end=1583
+  _globals['_WORKERSTATE']._serialized_start=1422
+  _globals['_WORKERSTATE']._serialized_end=1569
+  _globals['_MODELSTATE']._serialized_start=1572
+  _globals['_MODELSTATE']._serialized_end=1711
   _globals['_WORKERREPORT']._serialized_start=98
-  _globals['_WORKERREPORT']._serialized_end=873
-  _globals['_MODELSTATUS']._serialized_start=875
-  _globals['_MODELSTATUS']._serialized_end=1000
-  _globals['_LATENCYTOTALS']._serialized_start=1002
-  _globals['_LATENCYTOTALS']._serialized_end=1072
-  _globals['_DRAFTTOTALS']._serialized_start=1074
-  _globals['_DRAFTTOTALS']._serialized_end=1136
-  _globals['_GPUMEMORY']._serialized_start=1138
-  _globals['_GPUMEMORY']._serialized_end=1205
-  _globals['_STAGESTATUS']._serialized_start=1207
-  _globals['_STAGESTATUS']._serialized_end=1291
+  _globals['_WORKERREPORT']._serialized_end=1001
+  _globals['_MODELSTATUS']._serialized_start=1003
+  _globals['_MODELSTATUS']._serialized_end=1128
+  _globals['_LATENCYTOTALS']._serialized_start=1130
+  _globals['_LATENCYTOTALS']._serialized_end=1200
+  _globals['_DRAFTTOTALS']._serialized_start=1202
+  _globals['_DRAFTTOTALS']._serialized_end=1264
+  _globals['_GPUMEMORY']._serialized_start=1266
+  _globals['_GPUMEMORY']._serialized_end=1333
+  _globals['_STAGESTATUS']._serialized_start=1335
+  _globals['_STAGESTATUS']._serialized_end=1419
 # @@protoc_insertion_point(module_scope)

@@ -38,7 +38,7 @@ MODEL_STATE_FAILED: ModelState
 MODEL_STATE_UNLOADED: ModelState
 
 class WorkerReport(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "sequence", "address", "state", "models", "engine", "slots", "running", "queued", "queue_limit", "time_to_first_token", "time_per_output_token", "end_to_end", "tokens_per_second", "kv_used_ratio", "gpus", "drafting", "stages", "finished_total", "failed_total", "cancelled_total", "loop_lag", "reported_at")
+    __slots__ = ("worker_id", "incarnation", "sequence", "address", "state", "models", "engine", "slots", "running", "queued", "queue_limit", "time_to_first_token", "time_per_output_token", "end_to_end", "tokens_per_second", "kv_used_ratio", "gpus", "drafting", "stages", "finished_total", "failed_total", "cancelled_total", "loop_lag", "load_revision", "tokens_total", "prompt_tokens_total", "queued_prompt_tokens", "accepted_total", "reported_at")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,11 @@ class WorkerReport(_message.Message):
     FAILED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     LOOP_LAG_FIELD_NUMBER: _ClassVar[int]
+    LOAD_REVISION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     REPORTED_AT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
@@ -86,8 +91,13 @@ class WorkerReport(_message.Message):
     failed_total: int
     cancelled_total: int
     loop_lag: _duration_pb2.Duration
+    load_revision: int
+    tokens_total: int
+    prompt_tokens_total: int
+    queued_prompt_tokens: int
+    accepted_total: int
     reported_at: _timestamp_pb2.Timestamp
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ..., engine: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., queue_limit: _Optional[int] = ..., time_to_first_token: _Optional[_Union[LatencyTotals, _Mapping]] = ..., time_per_output_token: _Optional[_Union[LatencyTotals, _Mapping]] = ..., end_to_end: _Optional[_Union[LatencyTotals, _Mapping]] = ..., tokens_per_second: _Optional[float] = ..., kv_used_ratio: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[GpuMemory, _Mapping]]] = ..., drafting: _Optional[_Union[DraftTotals, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., finished_total: _Optional[int] = ..., failed_total: _Optional[int] = ..., cancelled_total: _Optional[int] = ..., loop_lag: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reported_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ..., engine: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., queue_limit: _Optional[int] = ..., time_to_first_token: _Optional[_Union[LatencyTotals, _Mapping]] = ..., time_per_output_token: _Optional[_Union[LatencyTotals, _Mapping]] = ..., end_to_end: _Optional[_Union[LatencyTotals, _Mapping]] = ..., tokens_per_second: _Optional[float] = ..., kv_used_ratio: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[GpuMemory, _Mapping]]] = ..., drafting: _Optional[_Union[DraftTotals, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., finished_total: _Optional[int] = ..., failed_total: _Optional[int] = ..., cancelled_total: _Optional[int] = ..., loop_lag: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., load_revision: _Optional[int] = ..., tokens_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., queued_prompt_tokens: _Optional[int] = ..., accepted_total: _Optional[int] = ..., reported_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
     __slots__ = ("name", "state", "context_tokens", "load_progress", "error")

@@ -25,35 +25,39 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18ladr/v1/generation.proto\x12\x07ladr.v1\x1a\x1egoogle/protobuf/duration.proto\"\xe8\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12&\n\x08messages\x18\x03 \x03(\x0b\x32\x14.ladr.v1.ChatMessage\x12#\n\x08sampling\x18\x04 \x01(\x0b\x32\x11.ladr.v1.Sampling\x12#\n\x08priority\x18\x05 \x01(\x0e\x32\x11.ladr.v1.Priority\x12\x12\n\nsession_id\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x0b\n\x03raw\x18\x08 \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\t \x01(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xe6\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x04\x88\x01\x01\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobs\"\x88\x01\n\x10GenerateResponse\x12#\n\x07started\x18\x01 \x01(\x0b\x32\x10.ladr.v1.StartedH\x00\x12\x1f\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0e.ladr.v1.DeltaH\x00\x12%\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x11.ladr.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"e\n\x07Started\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"v\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x13\n\x0btoken_count\x18\x04 \x01(\r\x12\'\n\x08logprobs\x18\x05 \x03(\x0b\x32\x15.ladr.v1.TokenLogprob\"d\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12\"\n\x03top\x18\x04 \x03(\x0b\x32\x15.ladr.v1.TokenLogprob\"\x8a\x01\n\x08\x46inished\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.ladr.v1.FinishReason\x12\x15\n\rstop_sequence\x18\x02 \x01(\t\x12\x1d\n\x05usage\x18\x03 \x01(\x0b\x32\x0e.ladr.v1.Usage\x12!\n\x07timings\x18\x04 \x01(\x0b\x32\x10.ladr.v1.Timings\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\x04\"\x95\x01\n\x07Timings\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration*`\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x12\n\x0ePRIORITY_BATCH\x10\x03*\x80\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1f\n\x1b\x46INISH_REASON_STOP_SEQUENCE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18ladr/v1/generation.proto\x12\x07ladr.v1\x1a\x1egoogle/protobuf/duration.proto\"\xe2\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12&\n\x08messages\x18\x03 \x03(\x0b\x32\x14.ladr.v1.ChatMessage\x12#\n\x08sampling\x18\x04 \x01(\x0b\x32\x11.ladr.v1.Sampling\x12#\n\x08priority\x18\x05 \x01(\x0e\x32\x11.ladr.v1.Priority\x12\x12\n\nsession_id\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x0b\n\x03raw\x18\x08 \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\t \x01(\r\x12+\n\x0c\x63ontinuation\x18\n \x01(\x0b\x32\x15.ladr.v1.Continuation\x12\x35\n\x12\x66irst_token_within\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x66\x61irness_key\x18\x0c \x01(\t\"D\n\x0c\x43ontinuation\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0btoken_count\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\t\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xe6\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x04\x88\x01\x01\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobs\"\x88\x01\n\x10GenerateResponse\x12#\n\x07started\x18\x01 \x01(\x0b\x32\x10.ladr.v1.StartedH\x00\x12\x1f\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0e.ladr.v1.DeltaH\x00\x12%\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x11.ladr.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x82\x01\n\x07Started\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x1b\n\x04load\x18\x06 \x01(\x0b\x32\r.ladr.v1.Load\"9\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x10\n\x08revision\x18\x03 \x01(\x04\"v\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x13\n\x0btoken_count\x18\x04 \x01(\r\x12\'\n\x08logprobs\x18\x05 \x03(\x0b\x32\x15.ladr.v1.TokenLogprob\"d\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12\"\n\x03top\x18\x04 \x03(\x0b\x32\x15.ladr.v1.TokenLogprob\"\xb8\x01\n\x08\x46inished\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.ladr.v1.FinishReason\x12\x15\n\rstop_sequence\x18\x02 \x01(\t\x12\x1d\n\x05usage\x18\x03 \x01(\x0b\x32\x0e.ladr.v1.Usage\x12!\n\x07timings\x18\x04 \x01(\x0b\x32\x10.ladr.v1.Timings\x12\x0f\n\x07resumed\x18\x05 \x01(\x08\x12\x1b\n\x04load\x18\x06 \x01(\x0b\x32\r.ladr.v1.Load\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\x04\"\x95\x01\n\x07Timings\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration*`\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x12\n\x0ePRIORITY_BATCH\x10\x03*\x80\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1f\n\x1b\x46INISH_REASON_STOP_SEQUENCE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ladr.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRIORITY']._serialized_start=1429
-  _globals['_PRIORITY']._serialized_end=1525
-  _globals['_FINISHREASON']._serialized_start=1528
-  _globals['_FINISHREASON']._serialized_end=1656
+  _globals['_PRIORITY']._serialized_start=1756
+  _globals['_PRIORITY']._serialized_end=1852
+  _globals['_FINISHREASON']._serialized_start=1855
+  _globals['_FINISHREASON']._serialized_end=1983
   _globals['_GENERATEREQUEST']._serialized_start=70
-  _globals['_GENERATEREQUEST']._serialized_end=302
-  _globals['_CHATMESSAGE']._serialized_start=304
-  _globals['_CHATMESSAGE']._serialized_end=348
-  _globals['_SAMPLING']._serialized_start=351
-  _globals['_SAMPLING']._serialized_end=581
-  _globals['_GENERATERESPONSE']._serialized_start=584
-  _globals['_GENERATERESPONSE']._serialized_end=720
-  _globals['_STARTED']._serialized_start=722
-  _globals['_STARTED']._serialized_end=823
-  _globals['_DELTA']._serialized_start=825
-  _globals['_DELTA']._serialized_end=943
-  _globals['_TOKENLOGPROB']._serialized_start=945
-  _globals['_TOKENLOGPROB']._serialized_end=1045
-  _globals['_FINISHED']._serialized_start=1048
-  _globals['_FINISHED']._serialized_end=1186
-  _globals['_USAGE']._serialized_start=1188
-  _globals['_USAGE']._serialized_end=1275
-  _globals['_TIMINGS']._serialized_start=1278
-  _globals['_TIMINGS']._serialized_end=1427
+  _globals['_GENERATEREQUEST']._serialized_end=424
+  _globals['_CONTINUATION']._serialized_start=426
+  _globals['_CONTINUATION']._serialized_end=494
+  _globals['_CHATMESSAGE']._serialized_start=496
+  _globals['_CHATMESSAGE']._serialized_end=540
+  _globals['_SAMPLING']._serialized_start=543
+  _globals['_SAMPLING']._serialized_end=773
+  _globals['_GENERATERESPONSE']._serialized_start=776
+  _globals['_GENERATERESPONSE']._serialized_end=912
+  _globals['_STARTED']._serialized_start=915
+  _globals['_STARTED']._serialized_end=1045
+  _globals['_LOAD']._serialized_start=1047
+  _globals['_LOAD']._serialized_end=1104
+  _globals['_DELTA']._serialized_start=1106
+  _globals['_DELTA']._serialized_end=1224
+  _globals['_TOKENLOGPROB']._serialized_start=1226
+  _globals['_TOKENLOGPROB']._serialized_end=1326
+  _globals['_FINISHED']._serialized_start=1329
+  _globals['_FINISHED']._serialized_end=1513
+  _globals['_USAGE']._serialized_start=1515
+  _globals['_USAGE']._serialized_end=1602
+  _globals['_TIMINGS']._serialized_start=1605
+  _globals['_TIMINGS']._serialized_end=1754
 # @@protoc_insertion_point(module_scope)

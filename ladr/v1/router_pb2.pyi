@@ -5,6 +5,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from ladr.v1 import fleet_pb2 as _fleet_pb2
 from ladr.v1 import generation_pb2 as _generation_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -12,14 +13,35 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ScaleReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCALE_REASON_UNSPECIFIED: _ClassVar[ScaleReason]
+    SCALE_REASON_STEADY: _ClassVar[ScaleReason]
+    SCALE_REASON_WAITING: _ClassVar[ScaleReason]
+    SCALE_REASON_SLO: _ClassVar[ScaleReason]
+    SCALE_REASON_IDLE: _ClassVar[ScaleReason]
+    SCALE_REASON_COOLING: _ClassVar[ScaleReason]
+    SCALE_REASON_UNEVEN: _ClassVar[ScaleReason]
+SCALE_REASON_UNSPECIFIED: ScaleReason
+SCALE_REASON_STEADY: ScaleReason
+SCALE_REASON_WAITING: ScaleReason
+SCALE_REASON_SLO: ScaleReason
+SCALE_REASON_IDLE: ScaleReason
+SCALE_REASON_COOLING: ScaleReason
+SCALE_REASON_UNEVEN: ScaleReason
+
 class WatchRoutesRequest(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "reports", "changes_only")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_ONLY_FIELD_NUMBER: _ClassVar[int]
     model: str
-    def __init__(self, model: _Optional[str] = ...) -> None: ...
+    reports: bool
+    changes_only: bool
+    def __init__(self, model: _Optional[str] = ..., reports: bool = ..., changes_only: bool = ...) -> None: ...
 
 class RouteTable(_message.Message):
-    __slots__ = ("version", "computed_at", "policy", "degraded", "alpha", "beta", "routes", "fastest_latency")
+    __slots__ = ("version", "computed_at", "policy", "degraded", "alpha", "beta", "routes", "fastest_latency", "partial")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_AT_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +50,7 @@ class RouteTable(_message.Message):
     BETA_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     FASTEST_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     version: int
     computed_at: _timestamp_pb2.Timestamp
     policy: str
@@ -36,10 +59,11 @@ class RouteTable(_message.Message):
     beta: float
     routes: _containers.RepeatedCompositeFieldContainer[Route]
     fastest_latency: _duration_pb2.Duration
-    def __init__(self, version: _Optional[int] = ..., computed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy: _Optional[str] = ..., degraded: bool = ..., alpha: _Optional[float] = ..., beta: _Optional[float] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., fastest_latency: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    partial: bool
+    def __init__(self, version: _Optional[int] = ..., computed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy: _Optional[str] = ..., degraded: bool = ..., alpha: _Optional[float] = ..., beta: _Optional[float] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., fastest_latency: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., partial: bool = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "address", "models", "weight", "score", "latency", "queue", "slots", "running", "queued", "time_per_output_token")
+    __slots__ = ("worker_id", "incarnation", "address", "models", "weight", "score", "latency", "queue", "slots", "running", "queued", "time_per_output_token", "depth", "age", "ineligible_reason", "report")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +76,10 @@ class Route(_message.Message):
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     TIME_PER_OUTPUT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    INELIGIBLE_REASON_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     address: str
@@ -64,7 +92,11 @@ class Route(_message.Message):
     running: int
     queued: int
     time_per_output_token: _duration_pb2.Duration
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., weight: _Optional[float] = ..., score: _Optional[float] = ..., latency: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., queue: _Optional[float] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., time_per_output_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    depth: int
+    age: _duration_pb2.Duration
+    ineligible_reason: str
+    report: _fleet_pb2.WorkerReport
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., weight: _Optional[float] = ..., score: _Optional[float] = ..., latency: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., queue: _Optional[float] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., time_per_output_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., depth: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ineligible_reason: _Optional[str] = ..., report: _Optional[_Union[_fleet_pb2.WorkerReport, _Mapping]] = ...) -> None: ...
 
 class ListWorkersRequest(_message.Message):
     __slots__ = ("page_size", "page_token", "model")
@@ -113,3 +145,31 @@ class WorkerInfo(_message.Message):
     in_flight: int
     route: Route
     def __init__(self, report: _Optional[_Union[_fleet_pb2.WorkerReport, _Mapping]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., eligible: bool = ..., ineligible_reason: _Optional[str] = ..., in_flight: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
+
+class WatchScaleRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class ScaleAdvice(_message.Message):
+    __slots__ = ("model", "wanted_workers", "present_workers", "reason", "waiting", "slo_miss_ratio", "score_variation", "utilization", "computed_at")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WANTED_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    SLO_MISS_RATIO_FIELD_NUMBER: _ClassVar[int]
+    SCORE_VARIATION_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_AT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    wanted_workers: int
+    present_workers: int
+    reason: ScaleReason
+    waiting: _duration_pb2.Duration
+    slo_miss_ratio: float
+    score_variation: float
+    utilization: float
+    computed_at: _timestamp_pb2.Timestamp
+    def __init__(self, model: _Optional[str] = ..., wanted_workers: _Optional[int] = ..., present_workers: _Optional[int] = ..., reason: _Optional[_Union[ScaleReason, str]] = ..., waiting: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slo_miss_ratio: _Optional[float] = ..., score_variation: _Optional[float] = ..., utilization: _Optional[float] = ..., computed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...

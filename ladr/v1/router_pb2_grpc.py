@@ -47,6 +47,11 @@ class RouterStub(object):
                 request_serializer=ladr_dot_v1_dot_router__pb2.WatchRoutesRequest.SerializeToString,
                 response_deserializer=ladr_dot_v1_dot_router__pb2.RouteTable.FromString,
                 _registered_method=True)
+        self.WatchScale = channel.unary_stream(
+                '/ladr.v1.Router/WatchScale',
+                request_serializer=ladr_dot_v1_dot_router__pb2.WatchScaleRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_router__pb2.ScaleAdvice.FromString,
+                _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/ladr.v1.Router/ListWorkers',
                 request_serializer=ladr_dot_v1_dot_router__pb2.ListWorkersRequest.SerializeToString,
@@ -72,8 +77,8 @@ class RouterServicer(object):
     def Generate(self, request, context):
         """Generates an answer on the worker that the policy picks. Errors: INVALID_ARGUMENT (BadRequest names the field),
         NOT_FOUND (no such model; ResourceInfo names it), UNAVAILABLE (no worker can take it now; RetryInfo),
-        RESOURCE_EXHAUSTED (every worker's queue is full; RetryInfo), DEADLINE_EXCEEDED, INTERNAL (engines failed), ABORTED (the
-        worker was lost after the first token).
+        RESOURCE_EXHAUSTED (the router's queue or every worker's is full; RetryInfo), DEADLINE_EXCEEDED, INTERNAL (engines failed),
+        ABORTED (the worker was lost after the first token and no other could go on).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +89,15 @@ class RouterServicer(object):
         themselves. Errors: NOT_FOUND (no such model), RESOURCE_EXHAUSTED (too many watchers; RetryInfo), UNAVAILABLE (the router
         is going away, or there is no model yet).
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME the table is a message of the domain
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchScale(self, request, context):
+        """How many workers the load asks for, at once and then with each change, one message a model. Errors: RESOURCE_EXHAUSTED (too
+        many watchers; RetryInfo), UNAVAILABLE (the router is going away).
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME the advice is a message of the domain
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,6 +140,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.WatchRoutes,
                     request_deserializer=ladr_dot_v1_dot_router__pb2.WatchRoutesRequest.FromString,
                     response_serializer=ladr_dot_v1_dot_router__pb2.RouteTable.SerializeToString,
+            ),
+            'WatchScale': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchScale,
+                    request_deserializer=ladr_dot_v1_dot_router__pb2.WatchScaleRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_router__pb2.ScaleAdvice.SerializeToString,
             ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
@@ -199,6 +218,33 @@ class Router(object):
             '/ladr.v1.Router/WatchRoutes',
             ladr_dot_v1_dot_router__pb2.WatchRoutesRequest.SerializeToString,
             ladr_dot_v1_dot_router__pb2.RouteTable.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchScale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ladr.v1.Router/WatchScale',
+            ladr_dot_v1_dot_router__pb2.WatchScaleRequest.SerializeToString,
+            ladr_dot_v1_dot_router__pb2.ScaleAdvice.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,14 +39,19 @@ class RouterStub:
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """Generates an answer on the worker that the policy picks. Errors: INVALID_ARGUMENT (BadRequest names the field),
     NOT_FOUND (no such model; ResourceInfo names it), UNAVAILABLE (no worker can take it now; RetryInfo),
-    RESOURCE_EXHAUSTED (every worker's queue is full; RetryInfo), DEADLINE_EXCEEDED, INTERNAL (engines failed), ABORTED (the
-    worker was lost after the first token).
+    RESOURCE_EXHAUSTED (the router's queue or every worker's is full; RetryInfo), DEADLINE_EXCEEDED, INTERNAL (engines failed),
+    ABORTED (the worker was lost after the first token and no other could go on).
     """
     WatchRoutes: _grpc.UnaryStreamMultiCallable[_router_pb2.WatchRoutesRequest, _router_pb2.RouteTable]
     """The weights by which this router picks, at once and then every 200 ms, for clients and proxies that pick for
     themselves. Errors: NOT_FOUND (no such model), RESOURCE_EXHAUSTED (too many watchers; RetryInfo), UNAVAILABLE (the router
     is going away, or there is no model yet).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME the table is a message of the domain
+    """
+    WatchScale: _grpc.UnaryStreamMultiCallable[_router_pb2.WatchScaleRequest, _router_pb2.ScaleAdvice]
+    """How many workers the load asks for, at once and then with each change, one message a model. Errors: RESOURCE_EXHAUSTED (too
+    many watchers; RetryInfo), UNAVAILABLE (the router is going away).
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME the advice is a message of the domain
     """
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListWorkersRequest, _router_pb2.ListWorkersResponse]
     """The workers that this router knows, by name, in pages. Errors: INVALID_ARGUMENT, NOT_FOUND (no such model), UNAVAILABLE (no
@@ -72,14 +77,19 @@ class RouterAsyncStub(RouterStub):
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates an answer on the worker that the policy picks. Errors: INVALID_ARGUMENT (BadRequest names the field),
     NOT_FOUND (no such model; ResourceInfo names it), UNAVAILABLE (no worker can take it now; RetryInfo),
-    RESOURCE_EXHAUSTED (every worker's queue is full; RetryInfo), DEADLINE_EXCEEDED, INTERNAL (engines failed), ABORTED (the
-    worker was lost after the first token).
+    RESOURCE_EXHAUSTED (the router's queue or every worker's is full; RetryInfo), DEADLINE_EXCEEDED, INTERNAL (engines failed),
+    ABORTED (the worker was lost after the first token and no other could go on).
     """
     WatchRoutes: _aio.UnaryStreamMultiCallable[_router_pb2.WatchRoutesRequest, _router_pb2.RouteTable]  # type: ignore[assignment]
     """The weights by which this router picks, at once and then every 200 ms, for clients and proxies that pick for
     themselves. Errors: NOT_FOUND (no such model), RESOURCE_EXHAUSTED (too many watchers; RetryInfo), UNAVAILABLE (the router
     is going away, or there is no model yet).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME the table is a message of the domain
+    """
+    WatchScale: _aio.UnaryStreamMultiCallable[_router_pb2.WatchScaleRequest, _router_pb2.ScaleAdvice]  # type: ignore[assignment]
+    """How many workers the load asks for, at once and then with each change, one message a model. Errors: RESOURCE_EXHAUSTED (too
+    many watchers; RetryInfo), UNAVAILABLE (the router is going away).
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME the advice is a message of the domain
     """
     ListWorkers: _aio.UnaryUnaryMultiCallable[_router_pb2.ListWorkersRequest, _router_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """The workers that this router knows, by name, in pages. Errors: INVALID_ARGUMENT, NOT_FOUND (no such model), UNAVAILABLE (no
@@ -108,8 +118,8 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
         """Generates an answer on the worker that the policy picks. Errors: INVALID_ARGUMENT (BadRequest names the field),
         NOT_FOUND (no such model; ResourceInfo names it), UNAVAILABLE (no worker can take it now; RetryInfo),
-        RESOURCE_EXHAUSTED (every worker's queue is full; RetryInfo), DEADLINE_EXCEEDED, INTERNAL (engines failed), ABORTED (the
-        worker was lost after the first token).
+        RESOURCE_EXHAUSTED (the router's queue or every worker's is full; RetryInfo), DEADLINE_EXCEEDED, INTERNAL (engines failed),
+        ABORTED (the worker was lost after the first token and no other could go on).
         """
 
     @_abc_1.abstractmethod
@@ -122,6 +132,17 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         themselves. Errors: NOT_FOUND (no such model), RESOURCE_EXHAUSTED (too many watchers; RetryInfo), UNAVAILABLE (the router
         is going away, or there is no model yet).
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME the table is a message of the domain
+        """
+
+    @_abc_1.abstractmethod
+    def WatchScale(
+        self,
+        request: _router_pb2.WatchScaleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_router_pb2.ScaleAdvice], _abc.AsyncIterator[_router_pb2.ScaleAdvice]]:
+        """How many workers the load asks for, at once and then with each change, one message a model. Errors: RESOURCE_EXHAUSTED (too
+        many watchers; RetryInfo), UNAVAILABLE (the router is going away).
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME the advice is a message of the domain
         """
 
     @_abc_1.abstractmethod
