@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.report import Report, Spread, Table
 from ladr.config import RouterSettings
+from ladr.routing.policies.ladr_weighted import LadrWeighted
 from ladr.v1 import fleet_pb2, metrics_pb2
-from services.router.policies.ladr_weighted import LadrWeighted
 from services.router.router import Router
 from services.router.routes import Routes
 from services.router.stats import RouterStats

@@ -29,16 +29,16 @@ from ladr.errors import (
     Unreachable,
     WorkerLost,
 )
+from ladr.routing import policies
+from ladr.routing.board import Lease, Row, Scoreboard
+from ladr.routing.budget import RetryBudget
+from ladr.routing.channels import Channels
+from ladr.routing.policies.least_request import LeastRequest
+from ladr.routing.wire import Event, event_of, request_head
 from ladr.status import from_rpc
 from ladr.v1 import generation_pb2
 from services.common.telemetry import metadata_of, tracer
-from services.router import policies
-from services.router.budget import RetryBudget
-from services.router.channels import Channels
-from services.router.policies.least_request import LeastRequest
-from services.router.scoreboard import Lease, Row, Scoreboard
 from services.router.stats import RouterStats
-from services.router.wire import Event, event_of, request_head
 
 log = structlog.get_logger()
 

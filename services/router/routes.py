@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from datetime import timedelta
 
 from ladr.errors import Draining, Overloaded
+from ladr.routing.board import Row, Scoreboard
+from ladr.routing.policy import Policy
+from ladr.routing.score import relative_latencies, score
 from ladr.v1 import router_pb2
-from services.router.policies import Policy
-from services.router.score import relative_latencies, score
-from services.router.scoreboard import Row, Scoreboard
 
 MAX_WATCHERS = 1024
 

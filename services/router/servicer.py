@@ -9,11 +9,11 @@ from datetime import timedelta
 import grpc
 
 from ladr.errors import InvalidRequest, NotFound, Unreachable
+from ladr.routing.board import Row
 from ladr.v1 import router_pb2, worker_pb2, worker_pb2_grpc
 from services.common.rpc import stream_method, time_left, unary_method
 from services.router.router import Router
 from services.router.routes import Routes
-from services.router.scoreboard import Row
 
 NAME = "ladr.v1.Router"
 _DRAIN_S = 5.0

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladr.errors import InvalidRequest
+from ladr.routing.ema import PERIOD_S, Ema
+from ladr.routing.score import relative_latencies, score, weights
+from ladr.routing.wire import MAX_CHAT_MESSAGES, Event, event_of, request_head
 from ladr.v1 import generation_pb2
-from services.router.ema import PERIOD_S, Ema
-from services.router.score import relative_latencies, score, weights
-from services.router.wire import MAX_CHAT_MESSAGES, Event, event_of, request_head
 
 samples = st.lists(st.floats(0, 1e3), min_size=1, max_size=30)
 

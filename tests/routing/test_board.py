@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ladr.routing.board import FORGET_S, Lease, Scoreboard
 from ladr.v1 import fleet_pb2, metrics_pb2
-from services.router.scoreboard import FORGET_S, Lease, Scoreboard
 
 MODEL = "m"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from services.router.policies import C, Candidate
+from ladr.routing.policy import Ask, C, Candidate, Policy
 
 
-class LeastRequest:
+class LeastRequest(Policy):
     """The least `in_flight`; ties are drawn. Needs no reports, so it is also what the router falls back to without any."""
 
-    def pick(self, candidates: Sequence[C], rng: Random) -> C:
+    def pick(self, candidates: Sequence[C], ask: Ask, rng: Random, now_s: float) -> C:
         least = min(c.in_flight for c in candidates)
         return rng.choice([c for c in candidates if c.in_flight == least])
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladr.config import RouterSettings
-from services.router import policies
-from services.router.budget import RESERVE, RetryBudget
-from services.router.policies.ladr_weighted import LadrWeighted
-from services.router.policies.least_request import LeastRequest
-from services.router.policies.round_robin import RoundRobin
+from ladr.routing import policies
+from ladr.routing.budget import RESERVE, RetryBudget
+from ladr.routing.policies.ladr_weighted import LadrWeighted
+from ladr.routing.policies.least_request import LeastRequest
+from ladr.routing.policies.round_robin import RoundRobin
 
 
 @dataclass

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from services.router.policies import C, Candidate
-from services.router.score import relative_latencies, score, weights
+from ladr.routing.policy import Ask, C, Candidate, Policy
+from ladr.routing.score import relative_latencies, score, weights
 
 
-class LadrWeighted:
+class LadrWeighted(Policy):
     """Draws a worker with probability proportional to its score; L̂ counts as a multiple of the fastest."""
 
     def __init__(self, alpha: float, beta: float) -> None:
         self._alpha = alpha
         self._beta = beta
 
-    def pick(self, candidates: Sequence[C], rng: Random) -> C:
+    def pick(self, candidates: Sequence[C], ask: Ask, rng: Random, now_s: float) -> C:
         return rng.choices(candidates, self._scores(candidates))[0]
 
     def weights(self, candidates: Sequence[Candidate]) -> list[float]:
