@@ -64,6 +64,27 @@ class Server(Section):
     drain_grace: Duration = Field(timedelta(seconds=30), description="how long open streams may finish after SIGTERM")
 
 
+class CascadeSettings(Section):
+    """A student answers first, and its teacher where the student is not confident."""
+
+    student: str = Field(min_length=1, max_length=128, description="served name of the model that is asked first")
+    teacher: str = Field(min_length=1, max_length=128, description="served name of the model that has the last word")
+    threshold: float = Field(
+        -1.0, le=0, description="mean log-probability a token, in nats, below which the teacher is asked"
+    )
+    share: float | None = Field(
+        None, ge=0, le=1, description="share of requests for the teacher: the threshold follows it, once 32 are judged"
+    )
+    tokens: int = Field(16, ge=1, le=512, description="first tokens of the student's answer that are judged")
+
+
+def _shares(value: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    for alias, shares in value.items():
+        if not shares or any(share < 0 for share in shares.values()) or not any(shares.values()):
+            raise ValueError(f"give {alias!r} models with shares from 0, at least one of them over 0")
+    return value
+
+
 class RouterSettings(Server):
     """Settings of the Router."""
 
@@ -80,9 +101,31 @@ class RouterSettings(Server):
     ttl: Duration = Field(timedelta(seconds=1), description="a worker silent for so long gets nothing")
     default_model: str = Field("", description="model of requests that name none; empty: the only one served")
     aliases: Aliases = Field({}, description="further names of models: alias → served name")
+    canaries: Annotated[dict[str, dict[str, float]], AfterValidator(_shares)] = Field(
+        {}, description="alias → models that share its requests, with their shares: {chat: {old: 95, new: 5}}"
+    )
+    fallbacks: dict[str, tuple[str, ...]] = Field(
+        {}, description="model → models that answer while nobody can take a request for it, in order"
+    )
+    cascades: dict[str, CascadeSettings] = Field({}, description="alias → a student that is asked before its teacher")
     max_streams: int = Field(4096, gt=0, description="most Generate streams at once")
-    max_attempts: int = Field(4, gt=0, le=16, description="most workers tried for one request before its first token")
+    queue_limit: int = Field(1024, ge=0, description="requests that may wait here for a free worker")
+    queue_timeout: Duration = Field(timedelta(seconds=30), description="how long one may wait")
+    order: Literal["fifo"] = Field("fifo", description="who of those that wait is next")
+    first_token_slo: Duration = Field(
+        timedelta(seconds=2), description="a first token later than this is a miss, for the order and for scaling"
+    )
+    max_attempts: int = Field(
+        4, gt=0, le=16, description="most workers tried for one request before its first token, or between two tokens"
+    )
     retry_budget: float = Field(0.2, ge=0, le=1, description="retries allowed, as a share of requests")
+    hedge_after: AnyDuration = Field(
+        timedelta(0), description="ask a second worker too after so long without a first token; 0s: never"
+    )
+    hedge_budget: float = Field(0.05, ge=0, le=1, description="second workers asked so, as a share of requests")
+    slow_start: AnyDuration = Field(
+        timedelta(seconds=2), description="how long a new or healed worker takes to get its full share"
+    )
 
 
 class MetricsSettings(Server):

@@ -98,6 +98,13 @@ class WorkerLost(LadrError):
     reason = "WORKER_LOST"
 
 
+class CannotResume(LadrError):
+    """This engine cannot go on with an answer that another worker began."""
+
+    code = grpc.StatusCode.ABORTED
+    reason = "CANNOT_RESUME"
+
+
 class Overloaded(LadrError):
     """A bound was reached (queue, streams, workers); retry after `retry_after`."""
 

@@ -15,6 +15,13 @@ _propagator = TraceContextTextMapPropagator()
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed")
 
 
+def span_metadata(span: trace.Span) -> tuple[tuple[str, str], ...]:
+    """The W3C trace context that carries a span to the next server, as gRPC metadata."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, trace.set_span_in_context(span))
+    return tuple(carrier.items())
+
+
 class GenerateSpan:
     """From the request to the end of its stream, however that comes; `end` works once. Never any content.
 
@@ -43,9 +50,7 @@ class GenerateSpan:
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The W3C trace context, for the call's metadata."""
-        carrier: dict[str, str] = {}
-        _propagator.inject(carrier, trace.set_span_in_context(self._span))
-        return tuple(carrier.items())
+        return span_metadata(self._span)
 
     def first_token(self) -> None:
         """Now the first token came."""

@@ -87,7 +87,7 @@ class Scoreboard:
             _revoke(row)
         elif len(self._rows) >= MAX_ROWS and not self._make_room(now_s):
             return
-        row = self._rows[report.worker_id] = Row(report, self._theta)
+        row = self._rows[report.worker_id] = Row(report, self._theta, self.renew)
         row.joined_s = now_s
         row.hear(report, heard_s)
         self._changed(row)

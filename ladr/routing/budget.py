@@ -9,13 +9,14 @@ RESERVE = 100
 
 
 class RetryBudget:
-    """Over the last 10 s, at most `share` × requests + 100 retries (the way of Finagle's RetryBudget).
+    """Over the last 10 s, at most `share` × requests + `reserve` retries (the way of Finagle's RetryBudget).
 
     Counted in slots of a second, so that it stays small at any rate.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, reserve: int = RESERVE) -> None:
         self._share = share
+        self._reserve = reserve
         self._slots: deque[list[int]] = deque()  # [second, requests, retries]
 
     def request(self, now_s: float) -> None:
@@ -27,7 +28,7 @@ class RetryBudget:
         slot = self._slot(now_s)
         requests = sum(s[1] for s in self._slots)
         retries = sum(s[2] for s in self._slots)
-        if retries + 1 > self._share * requests + RESERVE:
+        if retries + 1 > self._share * requests + self._reserve:
             return False
         slot[2] += 1
         return True

@@ -26,6 +26,7 @@ class Lease:
     first_token: bool = False
     revoked: bool = False
     ok: bool = False
+    answer_tokens: int = 0
     cancel: Callable[[], object] = field(default=lambda: None)
     _decides: bool = False
     _told: bool = False
@@ -62,9 +63,10 @@ class Lease:
             self.row.reads(self.ask.prompt_tokens)
             self.policy.first_token(self.row, now_s - self.sent_s, now_s)
 
-    def finished(self, load: generation_pb2.Load | None) -> None:
+    def finished(self, answer_tokens: int, load: generation_pb2.Load | None) -> None:
         """The answer is complete; the load that came with that does not count it any more."""
         self.ok = True
+        self.answer_tokens = answer_tokens
         if load is not None:
             self.row.load(load, self.sent_s, self.clock())
             self._told = True

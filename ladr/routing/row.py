@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ladr.routing.ema import Ema
@@ -23,6 +24,8 @@ class Row:
 
     Its depth is counted like this: what the worker said last of itself, and of this router's own sends and ends those that it
     cannot have known of then.
+
+    Args: renew: told when something changed by which it may or may not get requests.
     """
 
     __slots__ = (
@@ -37,6 +40,7 @@ class Row:
         "_latency",
         "_pace",
         "_queue",
+        "_renew",
         "_revision",
         "_sends",
         "_stages",
@@ -62,7 +66,10 @@ class Row:
         "worker_id",
     )
 
-    def __init__(self, report: fleet_pb2.WorkerReport, theta: float) -> None:
+    def __init__(
+        self, report: fleet_pb2.WorkerReport, theta: float, renew: Callable[[], object] = lambda: None
+    ) -> None:
+        self._renew = renew
         self.worker_id = report.worker_id
         self.report = report
         self.slots = max(report.slots, 1)
@@ -234,26 +241,31 @@ class Row:
         self.failed_s = now_s
         self.breaker.failed(now_s, tolerated=0)
         self.record.add(True, now_s)
+        self._renew()
 
     def broke(self, now_s: float) -> None:
         """Its engine failed before the first token: once may be the request's fault, in a row it is the worker's."""
         self.breaker.failed(now_s)
         self.record.add(True, now_s)
+        self._renew()
 
     def served(self, now_s: float) -> None:
         """A first token came from it."""
         if self.breaker.half_open:
             self.joined_s = now_s
+            self._renew()
         self.breaker.succeeded()
         self.record.add(False, now_s)
 
     def lacks(self, model: str) -> None:
         """It says that it does not serve a model after all: believe it until its next report."""
         self.models -= {model}
+        self._renew()
 
     def drains(self, yes: bool = True) -> None:
         """It drains, as its next report will say too; or no longer."""
         self._draining_at = self.report.sequence if yes else -1
+        self._renew()
 
     @property
     def draining(self) -> bool:

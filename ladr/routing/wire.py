@@ -1,16 +1,50 @@
-"""What the router reads of messages without decoding them."""
+"""What a router reads of messages without decoding their text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
 from enum import IntEnum
 
+from google.protobuf.message import DecodeError
+
 from ladr.errors import InvalidRequest
+from ladr.v1 import generation_pb2
 
 MAX_CHAT_MESSAGES = 4096
-_MODEL, _MESSAGES, _REQUEST_ID = 1, 3, 7  # field numbers of GenerateRequest
+MAX_ID_BYTES = 128
+BLOCK_BYTES = 1024  # of a prompt, about 256 tokens: what prefixes are compared by
+MAX_BLOCKS = 64
+BYTES_PER_TOKEN = 4  # about
+DEFAULT_ANSWER_TOKENS = 512  # max_tokens where a request gives none, as in generation.proto
+_PROMPT, _MESSAGES = 2, 3  # field numbers of GenerateRequest: these may be large, so they are not decoded
 _MAX_FIELDS = MAX_CHAT_MESSAGES + 256
 _MALFORMED = "the request is not a ladr.v1.GenerateRequest"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a router needs to know of a request.
+
+    Attributes:
+        prompt_tokens: of prompt and messages together, about.
+        max_tokens: most tokens of the answer.
+        prefix: hashes of the prompt's leading blocks, each of all up to there; good in this process alone.
+        first_token_within_s: from arrival, or None.
+        logprobs: the client asked for log-probabilities.
+    """
+
+    model: str = ""
+    request_id: str = ""
+    session: str = ""
+    fairness_key: str = ""
+    priority: int = generation_pb2.PRIORITY_NORMAL
+    prompt_tokens: int = 0
+    max_tokens: int = DEFAULT_ANSWER_TOKENS
+    prefix: tuple[int, ...] = ()
+    first_token_within_s: float | None = None
+    logprobs: bool = False
 
 
 class Event(IntEnum):
@@ -30,36 +64,76 @@ def event_of(message: bytes) -> Event:
     return _BY_TAG.get(message[0], Event.OTHER) if message else Event.OTHER
 
 
-def request_head(request: bytes) -> tuple[str, str]:
-    """Model and request_id of a serialized GenerateRequest; the last of several wins, as in protobuf.
+def request_head(request: bytes) -> Head:
+    """Read a serialized GenerateRequest; the last of several fields of a kind wins, as in protobuf.
 
-    Reads the tags of the outermost fields alone, so that what it costs does not grow with the prompt.
-    Raises: InvalidRequest: not a GenerateRequest, or more chat messages than anybody needs.
+    The prompt is not decoded, and no more than its first 64 KiB are looked at.
+    Raises: InvalidRequest: not a GenerateRequest, more chat messages than anybody needs, or an id that is too long.
     """
-    model = request_id = b""
-    messages = 0
+    small, prompt, messages = bytearray(), b"", []
     try:
-        for number, begin, end in _fields(request):
-            if number == _MODEL:
-                model = request[begin:end]
-            elif number == _REQUEST_ID:
-                request_id = request[begin:end]
+        for number, begin, end, start in _fields(request):
+            if number == _PROMPT:
+                prompt = request[begin:end]
             elif number == _MESSAGES:
-                messages += 1
-        head = model.decode(), request_id.decode()
-    except (IndexError, ValueError):
+                messages.append((begin, end))
+            else:
+                small += request[start:end]
+        said = generation_pb2.GenerateRequest.FromString(bytes(small))
+    except (IndexError, ValueError, DecodeError):
         raise InvalidRequest(_MALFORMED) from None
-    if messages > MAX_CHAT_MESSAGES:
+    if len(messages) > MAX_CHAT_MESSAGES:
         raise InvalidRequest(f"give at most {MAX_CHAT_MESSAGES} messages", field="messages")
-    return head
+    for name in ("session_id", "request_id", "fairness_key"):
+        if len(getattr(said, name).encode()) > MAX_ID_BYTES:
+            raise InvalidRequest(f"{name} may have {MAX_ID_BYTES} bytes at most", field=name)
+    size = len(prompt) + sum(end - begin for begin, end in messages)
+    within: timedelta | None = None
+    if said.HasField("first_token_within"):
+        within = said.first_token_within.ToTimedelta()
+        if within <= timedelta(0):
+            raise InvalidRequest("first_token_within must be over 0", field="first_token_within")
+    sampling = said.sampling
+    return Head(
+        model=said.model,
+        request_id=said.request_id,
+        session=said.session_id,
+        fairness_key=said.fairness_key,
+        priority=said.priority or generation_pb2.PRIORITY_NORMAL,
+        prompt_tokens=max(1, size // BYTES_PER_TOKEN),
+        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else DEFAULT_ANSWER_TOKENS,
+        prefix=_prefix(prompt, request, messages),
+        first_token_within_s=within.total_seconds() if within else None,
+        logprobs=sampling.HasField("logprobs"),
+    )
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """(number, begin, end of the value) of each outermost field. Raises: ValueError, IndexError: malformed."""
+def _prefix(prompt: bytes, request: bytes, messages: list[tuple[int, int]]) -> tuple[int, ...]:
+    """Hashes of whole blocks; a chat's blocks begin anew at each message, so that a longer chat shares those of a shorter."""
+    hashes: list[int] = []
+    last = 0
+    for text in (prompt, *(request[begin:end] for begin, end in messages)):
+        for at in range(0, len(text), BLOCK_BYTES):
+            if len(hashes) == MAX_BLOCKS:
+                return tuple(hashes)
+            block = text[at : at + BLOCK_BYTES]
+            if len(block) < BLOCK_BYTES and not messages:
+                break
+            last = hash((last, block))
+            hashes.append(last)
+    return tuple(hashes)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """(number, begin and end of the value, begin of the tag) of each outermost field.
+
+    Raises: ValueError, IndexError: malformed.
+    """
     at = 0
     for _ in range(_MAX_FIELDS):
         if at == len(data):
             return
+        start = at
         tag, at = _varint(data, at)
         begin = at
         match tag & 7:
@@ -76,7 +150,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, int]]:
                 raise ValueError(_MALFORMED)
         if at > len(data) or not tag >> 3:
             raise ValueError(_MALFORMED)
-        yield tag >> 3, begin, at
+        yield tag >> 3, begin, at, start
     raise InvalidRequest(f"give at most {MAX_CHAT_MESSAGES} messages", field="messages")
 
 

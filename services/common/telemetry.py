@@ -102,13 +102,6 @@ def context_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Context:
     return _propagator.extract({key: value for key, value in metadata or () if isinstance(value, str)})
 
 
-def metadata_of(span: trace.Span) -> tuple[tuple[str, str], ...]:
-    """The metadata that carries a span to the next server."""
-    carrier: dict[str, str] = {}
-    _propagator.inject(carrier, trace.set_span_in_context(span))
-    return tuple(carrier.items())
-
-
 def _add_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     context = trace.get_current_span().get_span_context()
     if context.is_valid:

@@ -7,20 +7,26 @@ import time
 from random import Random, SystemRandom
 
 import structlog
+import uuid_utils
 
 from ladr.config import RouterSettings
+from ladr.routing.router import Router
 from ladr.v1 import metrics_pb2
 from services.common.server import NOT_SERVING, SERVING, Server, serve
 from services.router.collector import RouterCollector
 from services.router.listener import Listener
-from services.router.router import Router
 from services.router.routes import Routes
 from services.router.servicer import NAME, RouterServicer
-from services.router.stats import RouterStats
+from services.router.sink import RouterSink
 
 log = structlog.get_logger()
 
 STATS = f"{NAME}/stats"  # health service: NOT_SERVING while no reports come and own counts decide
+
+
+def make_id() -> str:
+    """A request_id for a request that has none: a UUIDv7."""
+    return str(uuid_utils.uuid7())
 
 
 class App:
@@ -32,7 +38,7 @@ class App:
     def __init__(self, settings: RouterSettings, rng: Random | None = None) -> None:
         self._settings = settings
         self.server = Server(settings)
-        self.router = Router(settings, RouterStats(self.server.registry), rng or SystemRandom())
+        self.router = Router(settings, rng or SystemRandom(), make_id, RouterSink(self.server.registry))
         self.routes = Routes(self.router.board, self.router.policy, settings.policy, settings.alpha, settings.beta)
         self.listener = Listener(settings.bus, self._hear, self.router.board.lost)
         self.server.registry.register(RouterCollector(self.router, self.routes))
@@ -48,7 +54,7 @@ class App:
         try:
             await serve(self.server, stop, started=self._started, background=background, before_stop=self._drain)
         finally:
-            await self.router.channels.close()
+            await self.router.close()
 
     async def _started(self) -> None:
         await self.server.health.set("", SERVING)
@@ -68,6 +74,7 @@ class App:
             now_s = time.monotonic()
             self.router.board.sweep(now_s)
             self.routes.tick(now_s)
+            self.router.changed()
             await self.router.channels.keep({row.report.address for row in self.router.board.rows()})
             table = self.routes.table
             state = (any(route.weight for route in table.routes), not table.degraded)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.router.router import Router
+from ladr.routing.router import Router
 from services.router.routes import Routes
 
 
@@ -24,7 +24,10 @@ class RouterCollector(Collector):
             "ladr_router_degraded", "1 while no reports come and own counts decide", value=float(table.degraded)
         )
         yield GaugeMetricFamily("ladr_router_open_streams", "Generate streams that are open", value=self._router.open)
-        eligible = sum(route.weight > 0 for route in table.routes)
+        yield GaugeMetricFamily(
+            "ladr_router_waiting", "Requests that wait here for a free worker", value=self._router.waiting
+        )
+        eligible = sum(not route.ineligible_reason for route in table.routes)
         workers = GaugeMetricFamily(
             "ladr_router_workers", "Workers known, by whether they get requests", labels=["eligible"]
         )

@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, Callable
 from datetime import timedelta
 
 from ladr.errors import Draining, Overloaded
-from ladr.routing.board import Row, Scoreboard
+from ladr.routing.board import Scoreboard
 from ladr.routing.policy import Policy
+from ladr.routing.row import Row
 from ladr.routing.score import relative_latencies, score
 from ladr.v1 import router_pb2
 
@@ -77,7 +78,8 @@ class Routes:
         """Rows with their scores; weights are of the policy, over the eligible ones."""
         board, last, now_s = self._board, self.table, self._now_s
         rows = [row for row in board.rows() if not model or model in row.models]
-        eligible = [row for row in rows if not board.ineligible(row, now_s)]
+        reasons = {row.worker_id: board.ineligible(row, now_s) for row in rows}
+        eligible = [row for row in rows if not reasons[row.worker_id]]
         weights = self._policy(now_s).weights(eligible) if eligible else []
         share = dict(zip((row.worker_id for row in eligible), weights, strict=True))
         fastest_s = min((row.latency_s for row in eligible if row.latency_s), default=None)
@@ -94,26 +96,27 @@ class Routes:
         for row in rows:
             relative = relative_latencies([row.latency_s, fastest_s])[0]
             points = score(relative, row.queue, last.alpha, last.beta)
-            table.routes.append(_route(row, points, share.get(row.worker_id, 0.0)))
+            route = table.routes.add()
+            _fill(route, row, points, share.get(row.worker_id, 0.0))
+            route.ineligible_reason = reasons[row.worker_id]
+            route.age.FromTimedelta(timedelta(seconds=max(0.0, board.age_s(row, now_s))))
         return table
 
 
-def _route(row: Row, points: float, weight: float) -> router_pb2.Route:
+def _fill(route: router_pb2.Route, row: Row, points: float, weight: float) -> None:
     report = row.report
-    route = router_pb2.Route(
-        worker_id=row.worker_id,
-        incarnation=report.incarnation,
-        address=report.address,
-        models=sorted(row.models),
-        weight=weight,
-        score=points,
-        queue=row.queue,
-        slots=report.slots,
-        running=report.running,
-        queued=report.queued,
-    )
+    route.worker_id = row.worker_id
+    route.incarnation = report.incarnation
+    route.address = report.address
+    route.models.extend(sorted(row.models))
+    route.weight = weight
+    route.score = points
+    route.queue = row.queue
+    route.slots = report.slots
+    route.running = report.running
+    route.queued = report.queued
+    route.depth = row.depth
     if row.latency_s is not None:
         route.latency.FromTimedelta(timedelta(seconds=row.latency_s))
     if row.pace_s is not None:
         route.time_per_output_token.FromTimedelta(timedelta(seconds=row.pace_s))
-    return route

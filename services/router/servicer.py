@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from datetime import timedelta
 
 import grpc
 
 from ladr.errors import InvalidRequest, NotFound, Unreachable
-from ladr.routing.board import Row
+from ladr.routing.router import Router
+from ladr.routing.row import Row
 from ladr.v1 import router_pb2, worker_pb2, worker_pb2_grpc
 from services.common.rpc import stream_method, time_left, unary_method
-from services.router.router import Router
 from services.router.routes import Routes
 
 NAME = "ladr.v1.Router"
+EDGE_LATENCY = "ladr-edge-latency-ms"  # metadata: how long the client's own way to here takes, as it measures it
+_LONGEST_EDGE_MS = 60_000.0
 _DRAIN_S = 5.0
 
 
@@ -36,19 +38,19 @@ class RouterServicer:
         }
 
     def generate(self, raw: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        return self._router.generate(raw, time_left(context))
+        return self._router.generate(raw, time_left(context), edge_latency_s(context.invocation_metadata()))
 
     def watch_routes(
         self, request: router_pb2.WatchRoutesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[router_pb2.RouteTable]:
-        return self._routes.watch(self._router.resolve(request.model) if request.model else "")
+        return self._routes.watch(self._router.served(request.model) if request.model else "")
 
     async def list_workers(
         self, request: router_pb2.ListWorkersRequest, context: grpc.aio.ServicerContext
     ) -> router_pb2.ListWorkersResponse:
         if not 0 <= request.page_size <= 1000:
             raise InvalidRequest("page_size must be 1 to 1000, or 0 for 100", field="page_size")
-        model = self._router.resolve(request.model) if request.model else ""
+        model = self._router.served(request.model) if request.model else ""
         rows = [
             row
             for row in self._router.board.rows()
@@ -104,3 +106,20 @@ class RouterServicer:
         )
         info.age.FromTimedelta(timedelta(seconds=max(0.0, board.age_s(row, now_s))))
         return info
+
+
+def edge_latency_s(metadata: Iterable[tuple[str, str | bytes]] | None) -> float:
+    """What the client says of its way to here, in seconds; 0 if it says nothing.
+
+    Raises: InvalidRequest: that is no number of milliseconds.
+    """
+    for key, value in metadata or ():
+        if key == EDGE_LATENCY:
+            try:
+                edge_ms = float(value)
+            except ValueError:
+                edge_ms = -1.0
+            if not 0 <= edge_ms <= _LONGEST_EDGE_MS:
+                raise InvalidRequest(f"metadata {EDGE_LATENCY}: give milliseconds, 0 to {_LONGEST_EDGE_MS:.0f}")
+            return edge_ms / 1000
+    return 0.0

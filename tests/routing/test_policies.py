@@ -15,6 +15,7 @@ from ladr.routing.budget import RESERVE, RetryBudget
 from ladr.routing.policies.ladr_weighted import LadrWeighted
 from ladr.routing.policies.least_request import LeastRequest
 from ladr.routing.policies.round_robin import RoundRobin
+from ladr.routing.policy import Ask
 
 
 @dataclass
@@ -30,33 +31,33 @@ class Worker:
 def test_round_robin_takes_each_in_turn() -> None:
     fleet = [Worker(name) for name in "cab"]
     policy = RoundRobin()
-    assert "".join(policy.pick(fleet, Random(0)).worker_id for _ in range(7)) == "abcabca"
+    assert "".join(policy.pick(fleet, Ask(), Random(0), 0.0).worker_id for _ in range(7)) == "abcabca"
 
 
 def test_round_robin_skips_nobody_when_the_fleet_changes() -> None:
     policy = RoundRobin()
-    assert policy.pick([Worker("a"), Worker("b"), Worker("d")], Random(0)).worker_id == "a"
-    assert policy.pick([Worker("b"), Worker("d")], Random(0)).worker_id == "b"
-    assert policy.pick([Worker("a"), Worker("c"), Worker("d")], Random(0)).worker_id == "c"
+    assert policy.pick([Worker("a"), Worker("b"), Worker("d")], Ask(), Random(0), 0.0).worker_id == "a"
+    assert policy.pick([Worker("b"), Worker("d")], Ask(), Random(0), 0.0).worker_id == "b"
+    assert policy.pick([Worker("a"), Worker("c"), Worker("d")], Ask(), Random(0), 0.0).worker_id == "c"
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=20), st.integers(0, 99))
 def test_least_request_takes_one_with_the_fewest(counts: list[int], seed: int) -> None:
     fleet = [Worker(str(i), in_flight=n) for i, n in enumerate(counts)]
-    assert LeastRequest().pick(fleet, Random(seed)).in_flight == min(counts)
+    assert LeastRequest().pick(fleet, Ask(), Random(seed), 0.0).in_flight == min(counts)
 
 
 def test_least_request_draws_among_equals() -> None:
     fleet = [Worker(name) for name in "abcd"]
     rng = Random(1)
-    drawn = Counter(LeastRequest().pick(fleet, rng).worker_id for _ in range(4000))
+    drawn = Counter(LeastRequest().pick(fleet, Ask(), rng, 0.0).worker_id for _ in range(4000))
     assert all(800 < n < 1200 for n in drawn.values())
 
 
 def test_ladr_weighted_draws_by_score() -> None:
     fleet = [Worker("fast", latency_s=0.1, queue=0), Worker("slow", latency_s=0.4, queue=3)]
     rng = Random(2)
-    drawn = Counter(LadrWeighted(0.5, 0.5).pick(fleet, rng).worker_id for _ in range(10_000))
+    drawn = Counter(LadrWeighted(0.5, 0.5).pick(fleet, Ask(), rng, 0.0).worker_id for _ in range(10_000))
     # scores 0.5/1 + 0.5/1 = 1 and 0.5/4 + 0.5/4 = 0.25: four to one
     assert abs(drawn["fast"] / 10_000 - 0.8) < 0.02
 
@@ -64,7 +65,7 @@ def test_ladr_weighted_draws_by_score() -> None:
 def test_ladr_weighted_tries_a_worker_without_a_latency_yet() -> None:
     fleet = [Worker("known", latency_s=0.1), Worker("new")]
     rng = Random(3)
-    drawn = Counter(LadrWeighted(0.5, 0.5).pick(fleet, rng).worker_id for _ in range(1000))
+    drawn = Counter(LadrWeighted(0.5, 0.5).pick(fleet, Ask(), rng, 0.0).worker_id for _ in range(1000))
     assert 400 < drawn["new"] < 600
 
 
@@ -114,6 +115,6 @@ def test_weights_are_how_often_each_is_picked(workers: list[tuple[int, float, fl
     for policy in (RoundRobin(), LeastRequest(), LadrWeighted(0.5, 0.5)):
         weights = policy.weights(fleet)
         assert abs(sum(weights) - 1) < 1e-9
-        drawn = Counter(policy.pick(fleet, rng).worker_id for _ in range(900))
+        drawn = Counter(policy.pick(fleet, Ask(), rng, 0.0).worker_id for _ in range(900))
         for worker, weight in zip(fleet, weights, strict=True):
             assert abs(drawn[worker.worker_id] / 900 - weight) < 0.1

@@ -127,7 +127,10 @@ requests = st.builds(
 def test_the_head_of_a_request_is_what_decoding_it_gives(parts: list[generation_pb2.GenerateRequest]) -> None:
     data = b"".join(part.SerializeToString() for part in parts)
     decoded = generation_pb2.GenerateRequest.FromString(data)
-    assert request_head(data) == (decoded.model, decoded.request_id)
+    head = request_head(data)
+    assert (head.model, head.request_id, head.session) == (decoded.model, decoded.request_id, decoded.session_id)
+    size = len(decoded.prompt.encode()) + sum(m.ByteSize() for m in decoded.messages)
+    assert abs(head.prompt_tokens - size / 4) <= 1 + size
 
 
 @given(st.binary(max_size=60))
@@ -140,7 +143,7 @@ def test_what_is_no_request_is_refused_and_never_breaks_the_reader(data: bytes) 
 
 def test_a_hundred_thousand_empty_messages_are_refused_unread() -> None:
     message = generation_pb2.GenerateRequest(messages=[generation_pb2.ChatMessage()]).SerializeToString()
-    assert request_head(message * MAX_CHAT_MESSAGES) == ("", "")
+    assert request_head(message * MAX_CHAT_MESSAGES).model == ""
     for many in (MAX_CHAT_MESSAGES + 1, 100_000):
         with pytest.raises(InvalidRequest) as refused:
             request_head(message * many)

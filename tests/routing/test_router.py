@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from datetime import timedelta
 from random import Random
 from typing import Any
@@ -14,14 +14,12 @@ from typing import Any
 import grpc
 import pytest
 from grpc_status import rpc_status
-from prometheus_client import CollectorRegistry
 
 from ladr.config import RouterSettings
 from ladr.errors import (
     DeadlineExceeded,
     EngineFailed,
     InvalidRequest,
-    LadrError,
     NotFound,
     NoWorker,
     Overloaded,
@@ -30,115 +28,8 @@ from ladr.errors import (
 )
 from ladr.status import to_status
 from ladr.v1 import fleet_pb2, generation_pb2, metrics_pb2
-from services.router.router import Router
-from services.router.stats import RouterStats
 from tests.load import until
-
-Behaviour = Callable[[generation_pb2.GenerateRequest, Any], AsyncIterator[generation_pb2.GenerateResponse]]
-STARTED = generation_pb2.GenerateResponse(started=generation_pb2.Started(worker_id="w"))
-FINISHED = generation_pb2.GenerateResponse(finished=generation_pb2.Finished())
-
-
-def delta(n: int) -> generation_pb2.GenerateResponse:
-    return generation_pb2.GenerateResponse(delta=generation_pb2.Delta(text=f"{n} ", offset=n, token_count=1))
-
-
-async def answers(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
-    yield STARTED
-    for n in range(3):
-        yield delta(n)
-    yield FINISHED
-
-
-def fails(error: LadrError, after: int = 0) -> Behaviour:
-    async def behave(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        yield STARTED
-        for n in range(after):
-            yield delta(n)
-        await context.abort_with_status(rpc_status.to_status(to_status(error)))
-
-    return behave
-
-
-async def ends_early(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
-    yield STARTED
-
-
-class Hanging:
-    """Starts and says nothing; knows how many calls it has open."""
-
-    def __init__(self) -> None:
-        self.open = 0
-
-    async def behave(self, request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        self.open += 1
-        try:
-            yield STARTED
-            await asyncio.sleep(30)
-        finally:
-            self.open -= 1
-
-
-class Scene:
-    """A router over workers that are told what to do; reports are given by hand."""
-
-    def __init__(self, router: Router, ports: dict[str, int]) -> None:
-        self.router = router
-        self._ports = ports
-        self._sequence = 0
-
-    def hear(self, state: int = fleet_pb2.WORKER_STATE_READY, model: int = fleet_pb2.MODEL_STATE_READY) -> None:
-        """Every worker reports."""
-        self._sequence += 1
-        update = metrics_pb2.FleetUpdate()
-        for name, port in self._ports.items():
-            report = fleet_pb2.WorkerReport(
-                worker_id=name,
-                incarnation="1",
-                sequence=self._sequence,
-                address=f"127.0.0.1:{port}",
-                slots=8,
-                state=state,
-            )
-            report.models.add(name="m", state=model)
-            update.workers.add(report=report)
-        self.router.board.hear(update, time.monotonic())
-        self.router.changed()
-
-    async def ask(self, timeout_s: float | None = 5.0, **fields: Any) -> list[generation_pb2.GenerateResponse]:
-        raw = generation_pb2.GenerateRequest(**{"prompt": "x", **fields}).SerializeToString()
-        async with aclosing(self.router.generate(raw, timeout_s)) as messages:
-            return [generation_pb2.GenerateResponse.FromString(message) async for message in messages]
-
-    def at_rest(self) -> bool:
-        return self.router.open == 0 and not any(row.in_flight or row.leases for row in self.router.board.rows())
-
-
-@asynccontextmanager
-async def scene(settings: RouterSettings | None = None, **workers: Behaviour) -> AsyncIterator[Scene]:
-    servers, ports = [], {}
-    for name, behave in workers.items():
-        server = grpc.aio.server()
-        handler = grpc.unary_stream_rpc_method_handler(
-            behave,
-            generation_pb2.GenerateRequest.FromString,
-            generation_pb2.GenerateResponse.SerializeToString,
-        )
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("ladr.v1.Worker", {"Generate": handler}),)
-        )
-        ports[name] = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        servers.append(server)
-    router = Router(settings or RouterSettings(), RouterStats(CollectorRegistry()), Random(1))
-    made = Scene(router, ports)
-    made.hear()
-    try:
-        yield made
-    finally:
-        await router.channels.close()
-        for server in servers:
-            await server.stop(None)
+from tests.scene import FINISHED, STARTED, Behaviour, Hanging, answers, delta, ends_early, fails, scene
 
 
 async def test_an_answer_passes_unchanged_and_everything_is_given_back() -> None:
@@ -187,7 +78,10 @@ async def test_before_the_first_token_another_worker_is_tried(broken: Behaviour)
         assert s.at_rest()
 
 
-async def test_after_the_first_token_a_lost_worker_ends_the_answer_and_nothing_is_repeated() -> None:
+async def test_without_another_worker_a_lost_one_ends_the_answer_and_nothing_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ladr.routing.router._RESUME_PATIENCE_S", 0.2)
     async with scene(a=fails(Unreachable("x"), after=2)) as s:
         seen = []
         with pytest.raises(WorkerLost):
@@ -233,8 +127,8 @@ async def test_a_worker_whose_engine_fails_at_once_does_not_attract_requests() -
         attempts: Counter[str] = Counter()
         pick = s.router.policy(time.monotonic()).pick
 
-        def counting(candidates: Any, rng: Any) -> Any:
-            row = pick(candidates, rng)
+        def counting(candidates: Any, ask: Any, rng: Any, now_s: float) -> Any:
+            row = pick(candidates, ask, rng, now_s)
             attempts[row.worker_id] += 1
             return row
 

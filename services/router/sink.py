@@ -1,0 +1,63 @@
+"""What the router tells of its requests, as metrics and log lines."""
+
+from __future__ import annotations
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from ladr.routing.sink import Sink
+
+log = structlog.get_logger()
+
+_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+class RouterSink(Sink):
+    """Counts in a registry; one line for what is out of the ordinary."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(f"ladr_router_{name}", about, labels, registry=registry)
+
+        def histogram(name: str, about: str) -> Histogram:
+            return Histogram(f"ladr_router_{name}_seconds", about, ["model"], buckets=_SECONDS, registry=registry)
+
+        self._requests = counter("requests", "Requests that ended, by how", "model", "outcome")
+        self._retries = counter("retries", "Further attempts before the first token, by why", "reason")
+        self._resumes = counter("resumes", "Answers that another worker went on with, by why", "reason")
+        self._hedges = counter("hedges", "Second workers asked before the first token, by whether they won", "won")
+        self._fallbacks = counter("fallbacks", "Requests that another model answered", "model", "to")
+        self._judgements = counter("cascade_judgements", "Student answers, by what became of them", "model", "verdict")
+        self._ttft = histogram("time_to_first_token", "Arrival at the router to the first token")
+        self._edge = histogram("edge_latency", "The client's own way to the router, by its word")
+        self._wait = histogram("wait", "Time that requests waited here for a free worker")
+
+    def ended(self, model: str, outcome: str) -> None:
+        self._requests.labels(model, outcome).inc()
+
+    def first_token(self, model: str, took_s: float, edge_s: float) -> None:
+        self._ttft.labels(model).observe(took_s)
+        if edge_s:
+            self._edge.labels(model).observe(edge_s)
+
+    def waited(self, model: str, seconds: float) -> None:
+        self._wait.labels(model).observe(seconds)
+
+    def retried(self, worker_id: str, reason: str, attempt: int) -> None:
+        self._retries.labels(reason.lower()).inc()
+        log.info("retry", worker=worker_id, reason=reason, attempt=attempt)
+
+    def resumed(self, worker_id: str, reason: str, tokens: int) -> None:
+        self._resumes.labels(reason.lower()).inc()
+        log.info("resume", worker=worker_id, reason=reason, tokens=tokens)
+
+    def hedged(self, won: bool) -> None:
+        self._hedges.labels("yes" if won else "no").inc()
+
+    def fell_back(self, model: str, to: str) -> None:
+        self._fallbacks.labels(model, to).inc()
+        log.info("fallback", model=model, to=to)
+
+    def judged(self, model: str, confidence: float | None, escalated: bool) -> None:
+        verdict = "unknown" if confidence is None else "escalated" if escalated else "kept"
+        self._judgements.labels(model, verdict).inc()
