@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from random import Random
 from typing import Any
@@ -68,25 +68,27 @@ class Hanging:
 class Scene:
     """A router over workers that are told what to do; reports are given by hand."""
 
-    def __init__(self, router: Router, ports: dict[str, int]) -> None:
+    def __init__(self, router: Router, ports: dict[str, int], models: Sequence[str]) -> None:
         self.router = router
-        self._ports = ports
+        self._models = models
+        self.ports = ports
         self._sequence = 0
 
     def hear(self, state: int = fleet_pb2.WORKER_STATE_READY, model: int = fleet_pb2.MODEL_STATE_READY) -> None:
         """Every worker reports."""
         self._sequence += 1
         update = metrics_pb2.FleetUpdate()
-        for name, port in self._ports.items():
+        for worker_id, port in self.ports.items():
             report = fleet_pb2.WorkerReport(
-                worker_id=name,
+                worker_id=worker_id,
                 incarnation="1",
                 sequence=self._sequence,
                 address=f"127.0.0.1:{port}",
                 slots=8,
                 state=state,
             )
-            report.models.add(name="m", state=model)
+            for name in self._models:
+                report.models.add(name=name, state=model)
             update.workers.add(report=report)
         self.router.board.hear(update, time.monotonic())
         self.router.changed()
@@ -101,7 +103,9 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(settings: RouterSettings | None = None, **workers: Behaviour) -> AsyncIterator[Scene]:
+async def scene(
+    settings: RouterSettings | None = None, models: Sequence[str] = ("m",), **workers: Behaviour
+) -> AsyncIterator[Scene]:
     servers, ports = [], {}
     for name, behave in workers.items():
         server = grpc.aio.server()
@@ -117,7 +121,7 @@ async def scene(settings: RouterSettings | None = None, **workers: Behaviour) ->
         await server.start()
         servers.append(server)
     router = Router(settings or RouterSettings(), Random(1), lambda: str(uuid4()), Sink())
-    made = Scene(router, ports)
+    made = Scene(router, ports, models)
     made.hear()
     try:
         yield made

@@ -30,6 +30,7 @@ class Lease:
     cancel: Callable[[], object] = field(default=lambda: None)
     _decides: bool = False
     _told: bool = False
+    _way_s: float = 0.0  # there and back
     _held: bool = True
 
     def __post_init__(self) -> None:
@@ -49,7 +50,8 @@ class Lease:
     def started(self, load: generation_pb2.Load | None) -> None:
         """The worker took it, and says how busy it is."""
         now_s = self.clock()
-        self.row.started(now_s - self.sent_s, now_s)
+        self._way_s = now_s - self.sent_s
+        self.row.started(self._way_s, now_s)
         if load is not None:
             self.row.load(load, self.sent_s, now_s)
             self.changed(self.row)
@@ -68,7 +70,8 @@ class Lease:
         self.ok = True
         self.answer_tokens = answer_tokens
         if load is not None:
-            self.row.load(load, self.sent_s, self.clock())
+            now_s = self.clock()
+            self.row.load(load, now_s - self._way_s, now_s)
             self._told = True
 
     def release(self) -> None:

@@ -169,6 +169,9 @@ class Router:
                     yield message
             return
         for model, following in itertools.zip_longest((target.model, *target.fallbacks), target.fallbacks):
+            if following is not None and not self.board.eligible(model, time.monotonic()):
+                self._sink.fell_back(model, following)
+                continue
             try:
                 async with aclosing(self._attempts(request, model)) as messages:
                     async for message in messages:
@@ -196,9 +199,9 @@ class Router:
             self._sink.judged(target.student, confidence, escalates)
             if not escalates:
                 for message in listener.held:
-                    yield request.as_asked(message)
+                    yield student.as_asked(message)
                 async for message in messages:
-                    yield request.as_asked(message)
+                    yield student.as_asked(message)
                 return
         request.attempts = student.attempts
         async with aclosing(self._answer(request, Target(target.model, target.fallbacks))) as messages:

@@ -131,7 +131,7 @@ class Row:
         self._told(report.running + report.queued, report.load_revision, heard_s, heard_s)
 
     def load(self, load: generation_pb2.Load, sent_s: float, now_s: float) -> None:
-        """Take the load that came with a message of a request sent at `sent_s`."""
+        """Take the load that came with a message; what was sent after `sent_s` was not there yet when it was made."""
         self._told(load.running + load.queued, load.revision, sent_s, now_s)
 
     def started(self, took_s: float, now_s: float) -> None:

@@ -71,7 +71,7 @@ async def test_the_time_to_the_first_token_is_that_of_the_first_token_everywhere
 async def test_a_worker_restarted_many_times_leaves_one_series_a_metric() -> None:
     async with mesh(1) as m, channel_to(m.router.address) as channel:
         await eligible(channel, "worker-1")
-        before = len(m.router.scrape().splitlines())
+        before = m.router.scrape().count('worker="')
         for _ in range(5):
             m.workers[0].send(signal.SIGKILL)
             await m.workers[0].ended()
@@ -82,4 +82,4 @@ async def test_a_worker_restarted_many_times_leaves_one_series_a_metric() -> Non
                 await asyncio.sleep(0.1)
         after = m.router.scrape()
         assert after.count("ladr_router_weight_ratio{") == 1
-        assert len(after.splitlines()) <= before + 40  # outcomes that had not happened yet, no worker twice
+        assert after.count('worker="') <= before + 1  # its latency, which is not known before the first token

@@ -409,3 +409,44 @@ def test_in_flight_is_exactly_the_leases_that_are_open(script: list[int]) -> Non
         one.release()
         one.release()
     assert row.in_flight == 0
+
+
+def test_a_worker_that_joins_a_warm_fleet_starts_slowly() -> None:
+    fleet = board(report("a"), slow_start_s=2.0)
+    for tick in range(1, 16):
+        fleet.hear(update(report("a", sequence=1 + tick)), tick * 0.2)
+    fleet.hear(update(report("b")), 3.0)
+    assert names(fleet, 3.0) == ["a", "b"]
+    row = fleet.get("b")
+    assert row
+    with lease(row, 3.0):
+        assert names(fleet, 3.1) == ["a"]  # one at first, of four slots
+        fleet.hear(update(report("a", sequence=90), report("b", sequence=2)), 4.1)
+        assert names(fleet, 4.1) == ["a", "b"]  # two after half the time
+        with lease(row, 4.1), lease(row, 4.1):
+            assert names(fleet, 4.2) == ["a"]
+            fleet.hear(update(report("a", sequence=91), report("b", sequence=3)), 5.0)
+            assert names(fleet, 5.0) == ["a", "b"]
+
+
+def test_a_fleet_that_starts_together_does_not_wait_for_itself() -> None:
+    fleet = board(report("a"), report("b"), slow_start_s=2.0)
+    first, second = fleet.rows()
+    with lease(first), lease(first), lease(second), lease(second):
+        assert names(fleet, 0.1) == ["a", "b"]
+
+
+def test_an_outlier_is_ejected_and_says_so() -> None:
+    fleet = board(report("a"), report("b"), report("c"))
+    row = fleet.get("c")
+    assert row
+    for n in range(20):
+        for name in "ab":
+            fleet.rows()["ab".index(name)].served(0.1)
+        if n % 2:
+            row.served(0.1)
+        else:
+            row.broke(0.1)
+    fleet.sweep(0.2)
+    assert names(fleet, 0.2) == ["a", "b"]
+    assert fleet.ineligible(row, 0.2) == "ejected"
