@@ -13,14 +13,14 @@ from datetime import timedelta
 from random import Random
 
 from prometheus_client import CollectorRegistry
+from services.router.router import Router
+from services.router.stats import RouterStats
 
 from benchmarks.report import Report, Spread, Table
 from ladr.config import RouterSettings
 from ladr.routing.policies.ladr_weighted import LadrWeighted
 from ladr.v1 import fleet_pb2, metrics_pb2
-from services.router.router import Router
 from services.router.routes import Routes
-from services.router.stats import RouterStats
 
 MODEL = "chat"
 PER_S = 5  # ticks, and reports of each worker

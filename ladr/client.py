@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from typing import Any, Self, TypeVar, Unpack
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,6 +20,9 @@ from ladr.request import RequestOptions, generate_request
 from ladr.stream import Generation, Stream
 from ladr.v1 import router_pb2 as pb
 from ladr.v1.router_pb2_grpc import RouterStub
+
+if TYPE_CHECKING:
+    from ladr.lookaside import LookAside
 
 S = TypeVar("S", bound=Stream[Any, Any])
 _CALL_S = 10.0
@@ -34,10 +38,19 @@ class Client:
     Args:
         address: host:port of the router, or any gRPC target (dns:///, unix:, xds:///).
         max_message_bytes: largest message, each way.
+        lookaside: answers come straight from workers, which this client picks by the router's table and policy. They must be
+            reachable from here. Names behind which the router chooses anew each time still go through it.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        lookaside: bool = False,
+    ) -> None:
         self.address = address
+        self._lookaside = _look_aside(self._open, address) if lookaside else None
         self._options = client_options(max_message_bytes)
         self._channel: Any = None
         self._closed = False
@@ -54,6 +67,8 @@ class Client:
         self._closed = True
         for stream in list(self._streams):
             stream.cancel()
+        if self._lookaside is not None:
+            await self._lookaside.close()
         if self._channel is not None:
             await self._channel.close()
 
@@ -72,7 +87,11 @@ class Client:
         request = generate_request(prompt, options)
         stub = self._router()
         exchange = Generating(request, self.address)
-        call = stub.Generate(request, timeout=timeout, metadata=exchange.span.metadata())
+        call: Any
+        if self._lookaside is not None:
+            call = self._lookaside.call(request, timeout, exchange.span.context())
+        else:
+            call = stub.Generate(request, timeout=timeout, metadata=exchange.span.metadata())
         return self._kept(Generation(call, exchange, self.address))
 
     async def complete(
@@ -153,3 +172,9 @@ class Client:
             return await method(request, timeout=timeout)
         except grpc.aio.AioRpcError as failed:
             raise call_failed(failed, self.address) from None
+
+
+def _look_aside(open_channel: Callable[[], Any], address: str) -> LookAside:
+    from ladr.lookaside import LookAside  # the whole of routing: only those who want it wait for its import
+
+    return LookAside(open_channel, address)

@@ -54,6 +54,8 @@ class Stream(Generic[M, T]):
                 self._call.cancel()
             except grpc.aio.AioRpcError as failed:
                 self._end(call_failed(failed, self._address, self._begun))
+            except LadrError as error:  # of a call that is answered in this process
+                self._end(error)
             except asyncio.CancelledError:
                 self.cancel()
                 task = asyncio.current_task()

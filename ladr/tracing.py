@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -47,6 +48,10 @@ class GenerateSpan:
             f"{operation} {request.model}".rstrip(), kind=trace.SpanKind.CLIENT, attributes=attributes
         )
         self._open = True
+
+    def context(self) -> Context:
+        """The context in which further spans are this one's children."""
+        return trace.set_span_in_context(self._span)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The W3C trace context, for the call's metadata."""

@@ -41,7 +41,7 @@ class WatchRoutesRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., reports: bool = ..., changes_only: bool = ...) -> None: ...
 
 class RouteTable(_message.Message):
-    __slots__ = ("version", "computed_at", "policy", "degraded", "alpha", "beta", "routes", "fastest_latency", "partial")
+    __slots__ = ("version", "computed_at", "policy", "degraded", "alpha", "beta", "routes", "fastest_latency", "partial", "picking")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_AT_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class RouteTable(_message.Message):
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     FASTEST_LATENCY_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    PICKING_FIELD_NUMBER: _ClassVar[int]
     version: int
     computed_at: _timestamp_pb2.Timestamp
     policy: str
@@ -60,7 +61,36 @@ class RouteTable(_message.Message):
     routes: _containers.RepeatedCompositeFieldContainer[Route]
     fastest_latency: _duration_pb2.Duration
     partial: bool
-    def __init__(self, version: _Optional[int] = ..., computed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy: _Optional[str] = ..., degraded: bool = ..., alpha: _Optional[float] = ..., beta: _Optional[float] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., fastest_latency: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., partial: bool = ...) -> None: ...
+    picking: Picking
+    def __init__(self, version: _Optional[int] = ..., computed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy: _Optional[str] = ..., degraded: bool = ..., alpha: _Optional[float] = ..., beta: _Optional[float] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., fastest_latency: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., partial: bool = ..., picking: _Optional[_Union[Picking, _Mapping]] = ...) -> None: ...
+
+class Picking(_message.Message):
+    __slots__ = ("parameters", "aliases", "default_model", "ttl", "theta")
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class AliasesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_MODEL_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    THETA_FIELD_NUMBER: _ClassVar[int]
+    parameters: _containers.ScalarMap[str, float]
+    aliases: _containers.ScalarMap[str, str]
+    default_model: str
+    ttl: _duration_pb2.Duration
+    theta: float
+    def __init__(self, parameters: _Optional[_Mapping[str, float]] = ..., aliases: _Optional[_Mapping[str, str]] = ..., default_model: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., theta: _Optional[float] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("worker_id", "incarnation", "address", "models", "weight", "score", "latency", "queue", "slots", "running", "queued", "time_per_output_token", "depth", "age", "ineligible_reason", "report")

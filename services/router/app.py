@@ -39,7 +39,7 @@ class App:
         self._settings = settings
         self.server = Server(settings)
         self.router = Router(settings, rng or SystemRandom(), make_id, RouterSink(self.server.registry))
-        self.routes = Routes(self.router.board, self.router.policy, settings.policy, settings.alpha, settings.beta)
+        self.routes = Routes(self.router.board, self.router.policy, settings)
         self.listener = Listener(settings.bus, self._hear, self.router.board.lost)
         self.server.registry.register(RouterCollector(self.router, self.routes))
         self.server.add(NAME, RouterServicer(self.router, self.routes).handlers())

@@ -12,7 +12,7 @@ from ladr.errors import InvalidRequest, NotFound, Unreachable
 from ladr.routing.router import Router
 from ladr.routing.row import Row
 from ladr.v1 import router_pb2, worker_pb2, worker_pb2_grpc
-from services.common.rpc import stream_method, time_left, unary_method
+from services.common.rpc import time_left, unary_method
 from services.router.routes import Routes
 
 NAME = "ladr.v1.Router"
@@ -31,7 +31,9 @@ class RouterServicer:
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         return {
             "Generate": grpc.unary_stream_rpc_method_handler(self.generate),  # bytes in, bytes out
-            "WatchRoutes": stream_method(self.watch_routes, router_pb2.WatchRoutesRequest),
+            "WatchRoutes": grpc.unary_stream_rpc_method_handler(  # tables come serialized
+                self.watch_routes, router_pb2.WatchRoutesRequest.FromString
+            ),
             "ListWorkers": unary_method(self.list_workers, router_pb2.ListWorkersRequest),
             "GetWorker": unary_method(self.get_worker, router_pb2.GetWorkerRequest),
             "DrainWorker": unary_method(self.drain_worker, router_pb2.DrainWorkerRequest),
@@ -42,8 +44,9 @@ class RouterServicer:
 
     def watch_routes(
         self, request: router_pb2.WatchRoutesRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[router_pb2.RouteTable]:
-        return self._routes.watch(self._router.served(request.model) if request.model else "")
+    ) -> AsyncIterator[bytes]:
+        model = self._router.served(request.model) if request.model else ""
+        return self._routes.watch(model, request.reports, request.changes_only)
 
     async def list_workers(
         self, request: router_pb2.ListWorkersRequest, context: grpc.aio.ServicerContext
