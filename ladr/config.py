@@ -64,6 +64,23 @@ class Server(Section):
     drain_grace: Duration = Field(timedelta(seconds=30), description="how long open streams may finish after SIGTERM")
 
 
+class ScaleSettings(Section):
+    """When the load asks for more workers of a model, or for fewer."""
+
+    min_workers: int = Field(1, ge=0, le=4096, description="never fewer than these")
+    max_workers: int = Field(64, ge=1, le=4096, description="never more than these")
+    waiting: Duration = Field(timedelta(seconds=1), description="grow when so much work waits, in seconds of the fleet")
+    slo_misses: float = Field(
+        0.05, gt=0, le=1, description="grow when more first tokens than this share miss the SLO on a busy fleet"
+    )
+    variation: float = Field(
+        1.0, gt=0, description="spread of the workers' costs (deviation ÷ mean) over which the load is called uneven"
+    )
+    utilization: float = Field(0.7, gt=0, le=1, description="share of the slots that a fleet of the right size uses")
+    cooldown: Duration = Field(timedelta(seconds=15), description="least time between two changes")
+    down_after: Duration = Field(timedelta(minutes=5), description="how long fewer must do before there are fewer")
+
+
 class CascadeSettings(Section):
     """A student answers first, and its teacher where the student is not confident."""
 
@@ -123,6 +140,7 @@ class RouterSettings(Server):
         timedelta(0), description="ask a second worker too after so long without a first token; 0s: never"
     )
     hedge_budget: float = Field(0.05, ge=0, le=1, description="second workers asked so, as a share of requests")
+    scale: ScaleSettings = ScaleSettings()
     slow_start: AnyDuration = Field(
         timedelta(seconds=2), description="how long a new or healed worker takes to get its full share"
     )

@@ -6,13 +6,13 @@ Only a worker's own faults are told here: a client's bad request, its deadline a
 from __future__ import annotations
 
 import statistics
-from collections import deque
 from collections.abc import Mapping
 from typing import TypeVar
 
+from ladr.routing.window import Window
+
 TOLERATED = 1  # failures in a row that may be the request's fault
 BACKOFF_S = (0.2, 5.0)  # first and longest time that a broken worker is left alone
-WINDOW_S = 10.0
 LEAST_FAILURES = 5  # in the window, before a share of failures says anything
 EJECT_SHARE = 0.2  # a worker that fails more than this, and more than thrice the median, is an outlier
 EJECT_S = (2.0, 60.0)
@@ -70,37 +70,30 @@ class Breaker:
 
 
 class Record:
-    """Requests and failures of the last 10 s, counted in slots of a second."""
+    """Requests and failures of the last 10 s, and when they last had a worker ejected."""
 
-    __slots__ = ("_slots", "ejected_until_s", "ejections")
+    __slots__ = ("_window", "ejected_until_s", "ejections")
 
     def __init__(self) -> None:
-        self._slots: deque[list[int]] = deque()  # [second, answers begun, failures]
+        self._window = Window()
         self.ejected_until_s = float("-inf")
         self.ejections = 0
 
     def add(self, failed: bool, now_s: float) -> None:
         """A request got its first token there, or failed before."""
-        second = int(now_s)
-        if not self._slots or self._slots[-1][0] != second:
-            self._slots.append([second, 0, 0])
-        self._slots[-1][2 if failed else 1] += 1
-        self._forget(now_s)
+        self._window.add(not failed, failed, now_s)
 
     def failures(self, now_s: float) -> tuple[int, float]:
         """How many failed, and which share of all."""
-        self._forget(now_s)
-        failed = sum(slot[2] for slot in self._slots)
-        total = failed + sum(slot[1] for slot in self._slots)
-        return failed, failed / total if total else 0.0
+        served, failed = self._window.totals(now_s)
+        return failed, failed / (served + failed) if failed else 0.0
 
-    def clear(self) -> None:
-        """Begin anew."""
-        self._slots.clear()
-
-    def _forget(self, now_s: float) -> None:
-        while self._slots and self._slots[0][0] <= now_s - WINDOW_S:
-            self._slots.popleft()
+    def ejected(self, now_s: float) -> None:
+        """Leave it alone, for twice as long as the last time, and begin anew."""
+        shortest_s, longest_s = EJECT_S
+        self.ejected_until_s = now_s + min(shortest_s * 2**self.ejections, longest_s)
+        self.ejections = min(self.ejections + 1, 16)
+        self._window.clear()
 
 
 def eject(records: Mapping[K, Record], now_s: float) -> set[K]:
@@ -118,9 +111,6 @@ def eject(records: Mapping[K, Record], now_s: float) -> set[K]:
         record = records[key]
         if failed < LEAST_FAILURES or share <= max(EJECT_SHARE, 3 * typical) or now_s < record.ejected_until_s:
             continue
-        shortest_s, longest_s = EJECT_S
-        record.ejected_until_s = now_s + min(shortest_s * 2**record.ejections, longest_s)
-        record.ejections = min(record.ejections + 1, 16)
-        record.clear()
+        record.ejected(now_s)
         ejected.add(key)
     return ejected

@@ -99,6 +99,14 @@ class Router:
         """Requests that wait here for a worker with this model."""
         return len(self._rooms[model]) if model in self._rooms else 0
 
+    def waited_for(self) -> set[str]:
+        """Models that somebody waits for."""
+        return set(self._rooms)
+
+    def answer_tokens(self, model: str) -> float:
+        """Tokens of a model's recent answers; 0 before the first."""
+        return self._answers[model].value or 0.0 if model in self._answers else 0.0
+
     def changed(self) -> None:
         """The board has news, or time has passed: see whether those who wait can be served."""
         if self._rooms and not self._due:
@@ -338,7 +346,7 @@ class Router:
 
     def _expected(self, model: str, request: Request) -> float:
         """Tokens that the answer may be expected to have."""
-        recent = self._answers[model].value
+        recent = self.answer_tokens(model)
         return min(recent, request.head.max_tokens) if recent else float(request.head.max_tokens)
 
     async def _lease(self, request: Request, model: str, tried: set[Row]) -> Lease:

@@ -16,6 +16,7 @@ from services.common.server import NOT_SERVING, SERVING, Server, serve
 from services.router.collector import RouterCollector
 from services.router.listener import Listener
 from services.router.routes import Routes
+from services.router.scaling import Scaling
 from services.router.servicer import NAME, RouterServicer
 from services.router.sink import RouterSink
 
@@ -38,11 +39,13 @@ class App:
     def __init__(self, settings: RouterSettings, rng: Random | None = None) -> None:
         self._settings = settings
         self.server = Server(settings)
-        self.router = Router(settings, rng or SystemRandom(), make_id, RouterSink(self.server.registry))
+        sink = RouterSink(self.server.registry, settings.first_token_slo.total_seconds())
+        self.router = Router(settings, rng or SystemRandom(), make_id, sink)
+        self.scaling = Scaling(self.router, settings, sink.misses)
         self.routes = Routes(self.router.board, self.router.policy, settings)
         self.listener = Listener(settings.bus, self._hear, self.router.board.lost)
-        self.server.registry.register(RouterCollector(self.router, self.routes))
-        self.server.add(NAME, RouterServicer(self.router, self.routes).handlers())
+        self.server.registry.register(RouterCollector(self.router, self.routes, self.scaling))
+        self.server.add(NAME, RouterServicer(self.router, self.routes, self.scaling).handlers())
         self.serving = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -63,6 +66,7 @@ class App:
 
     async def _drain(self) -> None:
         self.routes.close()
+        self.scaling.close()
 
     def _hear(self, update: metrics_pb2.FleetUpdate) -> None:
         self.router.board.hear(update, time.monotonic())
@@ -74,6 +78,7 @@ class App:
             now_s = time.monotonic()
             self.router.board.sweep(now_s)
             self.routes.tick(now_s)
+            self.scaling.tick(now_s)
             self.router.changed()
             await self.router.channels.keep({row.report.address for row in self.router.board.rows()})
             table = self.routes.table

@@ -9,14 +9,16 @@ from prometheus_client.registry import Collector
 
 from ladr.routing.router import Router
 from services.router.routes import Routes
+from services.router.scaling import Scaling
 
 
 class RouterCollector(Collector):
     """Reads the newest table; it is replaced whole each tick, so the scraping thread sees one moment."""
 
-    def __init__(self, router: Router, routes: Routes) -> None:
+    def __init__(self, router: Router, routes: Routes, scaling: Scaling) -> None:
         self._router = router
         self._routes = routes
+        self._scaling = scaling
 
     def collect(self) -> Iterable[Metric]:
         table = self._routes.table
@@ -46,3 +48,24 @@ class RouterCollector(Collector):
             if row := self._router.board.get(route.worker_id):
                 in_flight.add_metric([route.worker_id], row.in_flight)
         yield from (weight, queue, latency, in_flight)
+        yield from self._scale()
+
+    def _scale(self) -> Iterable[Metric]:
+        wanted = GaugeMetricFamily(
+            "ladr_router_scale_wanted_workers", "Workers that the load asks for", labels=["model"]
+        )
+        waiting = GaugeMetricFamily(
+            "ladr_router_scale_waiting_seconds", "Work that waits, as seconds of the fleet", labels=["model"]
+        )
+        misses = GaugeMetricFamily(
+            "ladr_router_scale_slo_miss_ratio", "Share of recent first tokens that came too late", labels=["model"]
+        )
+        variation = GaugeMetricFamily(
+            "ladr_router_scale_score_variation_ratio", "Deviation of the workers' costs ÷ their mean", labels=["model"]
+        )
+        for model, advice in list(self._scaling.advice.items()):
+            wanted.add_metric([model], advice.wanted_workers)
+            waiting.add_metric([model], advice.waiting.ToTimedelta().total_seconds())
+            misses.add_metric([model], advice.slo_miss_ratio)
+            variation.add_metric([model], advice.score_variation)
+        yield from (wanted, waiting, misses, variation)

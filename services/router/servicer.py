@@ -12,8 +12,9 @@ from ladr.errors import InvalidRequest, NotFound, Unreachable
 from ladr.routing.router import Router
 from ladr.routing.row import Row
 from ladr.v1 import router_pb2, worker_pb2, worker_pb2_grpc
-from services.common.rpc import time_left, unary_method
+from services.common.rpc import stream_method, time_left, unary_method
 from services.router.routes import Routes
+from services.router.scaling import Scaling
 
 NAME = "ladr.v1.Router"
 EDGE_LATENCY = "ladr-edge-latency-ms"  # metadata: how long the client's own way to here takes, as it measures it
@@ -24,9 +25,10 @@ _DRAIN_S = 5.0
 class RouterServicer:
     """The methods of ladr.v1.Router."""
 
-    def __init__(self, router: Router, routes: Routes) -> None:
+    def __init__(self, router: Router, routes: Routes, scaling: Scaling) -> None:
         self._router = router
         self._routes = routes
+        self._scaling = scaling
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         return {
@@ -34,6 +36,7 @@ class RouterServicer:
             "WatchRoutes": grpc.unary_stream_rpc_method_handler(  # tables come serialized
                 self.watch_routes, router_pb2.WatchRoutesRequest.FromString
             ),
+            "WatchScale": stream_method(self.watch_scale, router_pb2.WatchScaleRequest),
             "ListWorkers": unary_method(self.list_workers, router_pb2.ListWorkersRequest),
             "GetWorker": unary_method(self.get_worker, router_pb2.GetWorkerRequest),
             "DrainWorker": unary_method(self.drain_worker, router_pb2.DrainWorkerRequest),
@@ -47,6 +50,11 @@ class RouterServicer:
     ) -> AsyncIterator[bytes]:
         model = self._router.served(request.model) if request.model else ""
         return self._routes.watch(model, request.reports, request.changes_only)
+
+    def watch_scale(
+        self, request: router_pb2.WatchScaleRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[router_pb2.ScaleAdvice]:
+        return self._scaling.watch(self._router.served(request.model) if request.model else "")
 
     async def list_workers(
         self, request: router_pb2.ListWorkersRequest, context: grpc.aio.ServicerContext

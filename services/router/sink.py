@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
+
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from ladr.routing.sink import Sink
+from ladr.routing.window import Window
 
 log = structlog.get_logger()
 
@@ -13,9 +17,15 @@ _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
 class RouterSink(Sink):
-    """Counts in a registry; one line for what is out of the ordinary."""
+    """Counts in a registry; one line for what is out of the ordinary.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    Args: slo_s: a first token later than this is a miss.
+    """
+
+    def __init__(self, registry: CollectorRegistry, slo_s: float) -> None:
+        self._slo_s = slo_s
+        self._slo: defaultdict[str, Window] = defaultdict(Window)  # (in time, late) by model
+
         def counter(name: str, about: str, *labels: str) -> Counter:
             return Counter(f"ladr_router_{name}", about, labels, registry=registry)
 
@@ -37,8 +47,15 @@ class RouterSink(Sink):
 
     def first_token(self, model: str, took_s: float, edge_s: float) -> None:
         self._ttft.labels(model).observe(took_s)
+        late = took_s > self._slo_s
+        self._slo[model].add(not late, late, time.monotonic())
         if edge_s:
             self._edge.labels(model).observe(edge_s)
+
+    def misses(self, model: str, now_s: float) -> float:
+        """Share of the first tokens of the last 10 s that missed the SLO."""
+        in_time, late = self._slo[model].totals(now_s)
+        return late / (in_time + late) if late else 0.0
 
     def waited(self, model: str, seconds: float) -> None:
         self._wait.labels(model).observe(seconds)

@@ -7,7 +7,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladr.routing.health import BACKOFF_S, LEAST_FAILURES, WINDOW_S, Breaker, Record, eject
+from ladr.routing.health import BACKOFF_S, LEAST_FAILURES, Breaker, Record, eject
+from ladr.routing.window import WINDOW_S
 
 
 def test_one_failure_is_tolerated_and_the_second_in_a_row_opens() -> None:
