@@ -132,6 +132,11 @@ class Client:
         call = self._router().WatchRoutes(pb.WatchRoutesRequest(model=model), timeout=timeout)
         return self._kept(Stream(call, Plain[pb.RouteTable](), self.address))
 
+    def watch_scale(self, model: str = "", *, timeout: float | None = None) -> Stream[pb.ScaleAdvice, pb.ScaleAdvice]:
+        """How many workers each model's load asks for, at once and then each change; leaving the loop cancels the call."""
+        call = self._router().WatchScale(pb.WatchScaleRequest(model=model), timeout=timeout)
+        return self._kept(Stream(call, Plain[pb.ScaleAdvice](), self.address))
+
     async def wait_ready(self, timeout: float, service: str = "ladr.v1.Router") -> None:
         """Wait until the server says by grpc.health.v1 that requests to `service` are welcome.
 

@@ -61,6 +61,14 @@ def plan(settings: Settings, count: int | None = None) -> list[Child]:
     return children
 
 
+def another_worker(settings: Settings, metrics: Child, position: int) -> Child:
+    """One more worker like the others, on ports that are free now."""
+    bus = {env_name("worker", "bus"): metrics.address}
+    worker = settings.worker.model_copy(update={"port": 0, "http_port": 0})
+    with FreePorts() as free:
+        return _worker(settings.model_copy(update={"worker": worker}), position, free, bus)
+
+
 def _worker(settings: Settings, position: int, free: FreePorts, bus: Mapping[str, str]) -> Child:
     entry = settings.up.fleet[position] if settings.up.fleet else {}
     own = settings.fleet_member(position)

@@ -14,16 +14,18 @@ import click
 
 from ladr.channel import DEFAULT_ADDRESS
 from ladr.cli.asking import summary
+from ladr.cli.autoscale import Autoscale
 from ladr.cli.flags import config_option, load, setting_flags, taken
 from ladr.cli.keeper import ChildFailed, Keeper
+from ladr.cli.misuse import Misuse
 from ladr.cli.output import as_dict, line, output_option, write
-from ladr.cli.plan import Child, plan
+from ladr.cli.plan import Child, another_worker, plan
 from ladr.cli.readiness import mesh_ready
 from ladr.cli.service import SERVICES, service_argv
-from ladr.cli.supervisor import supervise
+from ladr.cli.supervisor import Supervisor
 from ladr.cli.voice import Voice, voice_for
 from ladr.client import Client
-from ladr.config import WorkerSettings
+from ladr.config import Settings, WorkerSettings, env_name
 from ladr.errors import LadrError
 from ladr.v1.generation_pb2 import Delta, Finished
 
@@ -34,6 +36,8 @@ _ENGINES = get_args(WorkerSettings.model_fields["engine"].annotation)
     epilog="Every setting is a flag too: --router-port, --worker-slots, --metrics-backend… (`ladr config show` lists them)."
 )
 @click.option("--workers", type=click.IntRange(1, 64), help="How many workers; else up.fleet or up.workers says.")
+@click.option("--min-workers", type=click.IntRange(1, 64), help="Never fewer workers than these; more with the load.")
+@click.option("--max-workers", type=click.IntRange(1, 64), help="Let workers come and go with the load, up to so many.")
 @click.option(
     "--engine", type=click.Choice(_ENGINES), metavar="ENGINE", help=f"What runs the models: {', '.join(_ENGINES)}."
 )
@@ -52,6 +56,8 @@ _ENGINES = get_args(WorkerSettings.model_fields["engine"].annotation)
 @setting_flags("telemetry", prefix="telemetry-", hidden=True)
 def up(
     workers: int | None,
+    min_workers: int | None,
+    max_workers: int | None,
     engine: str | None,
     ask: str | None,
     once: bool,
@@ -67,6 +73,11 @@ def up(
     if engine:
         given["set_worker__engine"] = engine
     flags = taken(given)
+    if min_workers or max_workers:
+        least, most = _scale(workers, min_workers, max_workers)
+        workers = least
+        flags[env_name("router", "scale", "min_workers")] = str(least)
+        flags[env_name("router", "scale", "max_workers")] = str(most)
     prefixes = {section: f"{section}-" for section in (*SERVICES, "telemetry")}
     settings = load(config_file, os.environ, flags, **prefixes)
     argv = {service: service_argv(service, config_file) for service in SERVICES}
@@ -77,7 +88,8 @@ def up(
     voice = voice_for(output)
     code = 1
     try:
-        code = asyncio.run(_up(children, argv, logs, voice, ask, once))
+        mesh = _Mesh(settings, children, argv, logs, voice)
+        code = asyncio.run(mesh.run(ask, once, scales=bool(max_workers)))
     except ChildFailed as failed:
         voice.close()
         for each in failed.tail:
@@ -99,25 +111,65 @@ def _leave(logs: Path, code: int) -> None:
         shutil.rmtree(logs, ignore_errors=True)
 
 
-async def _up(
-    children: Sequence[Child], argv: dict[str, list[str]], logs: Path, voice: Voice, ask: str | None, once: bool
-) -> int:
-    keepers = [Keeper(child, argv[child.service], logs / f"{child.name}.log", voice.note) for child in children]
-    router = next(child for child in children if child.service == "router")
+def _scale(workers: int | None, least: int | None, most: int | None) -> tuple[int, int]:
+    """Fewest and most workers. Raises: Misuse: they do not go together."""
+    if workers:
+        raise Misuse("--workers does not go with --min-workers and --max-workers; take one away")
+    least = least or 1
+    if most is None:
+        raise Misuse("--min-workers needs --max-workers")
+    if most < least:
+        raise Misuse(f"--max-workers {most} is less than --min-workers {least}")
+    return least, most
 
-    async def work() -> int:
-        await mesh_ready(keepers, voice)
-        voice.close()
-        _announce(children, router, logs, voice, once)
-        code = 0
-        if ask:
-            code = await _ask(router.address, ask, voice)
-        if not once:
-            voice.event("running", "Ctrl-C stops it all.")
-            await asyncio.Event().wait()
-        return code
 
-    return await supervise(keepers, work, lambda: voice.note("stopping (Ctrl-C again stops at once)"))
+class _Mesh:
+    """The processes of one `ladr up`."""
+
+    def __init__(
+        self, settings: Settings, children: Sequence[Child], argv: dict[str, list[str]], logs: Path, voice: Voice
+    ) -> None:
+        self._settings = settings
+        self._children = children
+        self._argv = argv
+        self._logs = logs
+        self._voice = voice
+        self._metrics = next(child for child in children if child.service == "metrics")
+        self._router = next(child for child in children if child.service == "router")
+
+    async def run(self, ask: str | None, once: bool, scales: bool) -> int:
+        """Run it until told to stop; gives the exit code."""
+        voice = self._voice
+        keepers = [self._keeper(child) for child in self._children]
+        supervisor = Supervisor(keepers)
+
+        async def work() -> int:
+            await mesh_ready(keepers, voice)
+            voice.close()
+            _announce(self._children, self._router, self._logs, voice, once)
+            code = 0
+            if ask:
+                code = await _ask(self._router.address, ask, voice)
+            if not once:
+                voice.event("running", "Ctrl-C stops it all.")
+                if scales:
+                    await Autoscale(
+                        self._router.address, _workers(keepers), supervisor, self._another, voice.note
+                    ).run()
+                await asyncio.Event().wait()
+            return code
+
+        return await supervisor.run(work, lambda: voice.note("stopping (Ctrl-C again stops at once)"))
+
+    def _keeper(self, child: Child) -> Keeper:
+        return Keeper(child, self._argv[child.service], self._logs / f"{child.name}.log", self._voice.note)
+
+    def _another(self, position: int) -> Keeper:
+        return self._keeper(another_worker(self._settings, self._metrics, position))
+
+
+def _workers(keepers: Sequence[Keeper]) -> int:
+    return sum(keeper.child.service == "worker" for keeper in keepers)
 
 
 def _announce(children: Sequence[Child], router: Child, logs: Path, voice: Voice, once: bool) -> None:

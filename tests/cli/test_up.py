@@ -342,3 +342,47 @@ async def test_a_child_that_crashes_before_it_is_ready_ends_with_the_tail_of_its
         assert mesh.process.returncode == 1
         assert "RuntimeError: no such luck" in err.decode()
         assert "metrics ended with exit code 1 3 times before it was ready" in err.decode()
+
+
+async def test_workers_come_and_go_with_the_load_and_no_request_is_lost(tmp_path: Path) -> None:
+    scale = {
+        "LADR_ROUTER__SCALE__WAITING": "300ms",
+        "LADR_ROUTER__SCALE__COOLDOWN": "1s",
+        "LADR_ROUTER__SCALE__DOWN_AFTER": "2s",
+        "LADR_WORKER__SLOTS": "2",
+        "LADR_WORKER__SIMULATED__STEP": "40ms",
+        "LADR_WORKER__SIMULATED__ANSWER_TOKENS": "25",
+    }
+    async with up(tmp_path, "--min-workers", "1", "--max-workers", "3", **scale) as mesh:
+        await mesh.ready()
+        async with ladr.Client(mesh.router) as client:
+            assert len(await client.list_workers()) == 1
+            asking: list[asyncio.Task[ladr.Answer]] = []
+            most = 1
+            while len(asking) < 60 or not all(task.done() for task in asking):
+                if len(asking) < 60:
+                    asking.append(asyncio.create_task(client.complete(f"p{len(asking)}")))
+                most = max(most, len([info for info in await client.list_workers() if info.eligible]))
+                await asyncio.sleep(0.1)
+            answers = await asyncio.gather(*asking)
+            assert most > 1
+            assert len({answer.worker_id for answer in answers}) > 1
+            async with asyncio.timeout(30):
+                while [info.report.worker_id for info in await client.list_workers() if info.eligible] != ["worker-1"]:
+                    await asyncio.sleep(0.1)  # noqa: ASYNC110  # another process's state
+        mesh.process.terminate()
+        assert await mesh.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (["--min-workers", "2"], "--max-workers"),
+        (["--min-workers", "3", "--max-workers", "2"], "less than"),
+        (["--workers", "2", "--max-workers", "3"], "--workers"),
+    ],
+)
+async def test_bounds_that_do_not_go_together_are_one_line(flags: list[str], what: str) -> None:
+    code, _, err = await run(*LADR, "up", *flags)
+    assert (code, err.count("\n")) == (2, 1)
+    assert what in err
