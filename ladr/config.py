@@ -58,6 +58,7 @@ class Server(Section):
     """What every server has."""
 
     host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
+    http_host: str = Field("", description="address of /metrics to listen on; empty: the same")
     port: Port = Field(0, description="gRPC port; 0 takes a free one")
     http_port: Port = Field(0, description="HTTP port of /metrics; 0 takes a free one")
     max_message_bytes: Bytes = Field(16 << 20, description="largest gRPC message, each way")
@@ -107,6 +108,13 @@ class RouterSettings(Server):
 
     port: Port = Field(50051, description="gRPC port; 0 takes a free one")
     http_port: Port = Field(9090, description="HTTP port of /metrics; 0 takes a free one")
+    processes: int = Field(
+        1, ge=1, le=64, description="router processes on the port; a client connection has one of them"
+    )
+    share_port: bool = Field(False, description="let other processes listen on the port as well")
+    event_engine: Literal["on", "off"] = Field(
+        "on", description="off: gRPC's older poller, which takes less processor time for paced streams (experimental)"
+    )
     bus: Addresses = Field(("127.0.0.1:50052",), description="MetricsBus instances; the first that answers is used")
     policy: Literal["ladr-weighted", "least-request", "round-robin"] = Field(
         "ladr-weighted", description="how a worker is picked"

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from ladr.cli.backoff import Backoff
@@ -34,11 +34,11 @@ class Keeper:
 
     Args:
         argv: its command line.
-        log: file that takes its stdout and stderr, of all its lives.
+        log: file that takes its stdout and stderr, of all its lives; None: they go where ours go.
         say: told in one line of each crash.
     """
 
-    def __init__(self, child: Child, argv: Sequence[str], log: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, child: Child, argv: Sequence[str], log: Path | None, say: Callable[[str], None]) -> None:
         self.child = child
         self.log = log
         self.was_ready = False
@@ -65,7 +65,8 @@ class Keeper:
             if not self.was_ready and crashes >= _TRIES:
                 raise ChildFailed(f"{name} {_ended(code)} {crashes} times before it was ready", 1, self._lines())
             wait_s = backoff.after(loop.time() - began_s)
-            self._say(f"{name} {_ended(code)}; starting it again in {wait_s:g} s (its log: {self.log})")
+            where = f" (its log: {self.log})" if self.log else ""
+            self._say(f"{name} {_ended(code)}; starting it again in {wait_s:g} s{where}")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
 
@@ -91,8 +92,8 @@ class Keeper:
 
     async def _live(self) -> int:
         """One life of the process; gives its exit code."""
-        with self.log.open("ab") as log:
-            self._began_at = log.tell()
+        with self.log.open("ab") if self.log else nullcontext() as log:
+            self._began_at = log.tell() if log else 0
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-IS", _LEASH, str(os.getpid())),
                 *self._argv,
@@ -108,6 +109,8 @@ class Keeper:
 
     def _lines(self) -> list[str]:
         """The last lines of this life's log."""
+        if not self.log:
+            return []
         with self.log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._began_at, size - _TAIL_BYTES))

@@ -36,14 +36,17 @@ class CannotStart(Exception):
     """The process cannot start; the message is one line that says what to do."""
 
 
-def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Accepts a client's ping every 5 s also while nothing flows (a long prefill); the default floor is 300 s."""
+def server_options(max_message_bytes: int, share_port: bool = False) -> list[tuple[str, int]]:
+    """Accepts a client's ping every 5 s also while nothing flows (a long prefill); the default floor is 300 s.
+
+    `share_port`: other processes may listen on the port as well.
+    """
     return [
         *channel_options(max_message_bytes),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_concurrent_streams", 100_000),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(share_port)),
     ]
 
 
@@ -52,11 +55,13 @@ class Server:
     """One gRPC server with all that goes beside a service; `add` services, then `start`, and `stop` once."""
 
     settings: config.Server
+    share_port: bool = False
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
 
     def __post_init__(self) -> None:
         self.rpc = RpcInterceptor(self.registry)
-        self.grpc = grpc.aio.server(interceptors=[self.rpc], options=server_options(self.settings.max_message_bytes))
+        options = server_options(self.settings.max_message_bytes, self.share_port)
+        self.grpc = grpc.aio.server(interceptors=[self.rpc], options=options)
         self.health = health.aio.HealthServicer()
         self._names: list[str] = []
         self.port = 0
@@ -85,7 +90,7 @@ class Server:
             raise CannotStart(f"port {port} on {host} is in use or not ours; set another port") from None
         http = self.settings.http_port
         try:
-            self._http, self.http_port = telemetry.serve_metrics(host, http, self.registry)
+            self._http, self.http_port = telemetry.serve_metrics(self.settings.http_host or host, http, self.registry)
         except OSError:
             raise CannotStart(f"HTTP port {http} on {host} is in use or not ours; set another http_port") from None
         await self.grpc.start()

@@ -38,7 +38,7 @@ class App:
 
     def __init__(self, settings: RouterSettings, rng: Random | None = None) -> None:
         self._settings = settings
-        self.server = Server(settings)
+        self.server = Server(settings, settings.share_port)
         sink = RouterSink(self.server.registry, settings.first_token_slo.total_seconds())
         self.router = Router(settings, rng or SystemRandom(), make_id, sink)
         self.scaling = Scaling(self.router, settings, sink.misses)

@@ -368,8 +368,8 @@ async def test_workers_come_and_go_with_the_load_and_no_request_is_lost(tmp_path
             assert most > 1
             assert len({answer.worker_id for answer in answers}) > 1
             async with asyncio.timeout(30):
-                while [info.report.worker_id for info in await client.list_workers() if info.eligible] != ["worker-1"]:
-                    await asyncio.sleep(0.1)  # noqa: ASYNC110  # another process's state
+                while len([info for info in await client.list_workers() if info.eligible]) > 1:  # noqa: ASYNC110  # other processes
+                    await asyncio.sleep(0.1)
         mesh.process.terminate()
         assert await mesh.ended() == 0
 
