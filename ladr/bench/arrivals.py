@@ -15,14 +15,14 @@ _LONGEST = 8  # draws of a length end at so many medians, so that contexts can b
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request. `at_s`: seconds after the start. `priority`: "high", "normal", "batch", or "" for the default."""
+    """One request. `at_s`: seconds after the start. `priority`: None for the default."""
 
     at_s: float
     prompt_tokens: int
     answer_tokens: int
     model: str = ""
     session_id: str = ""
-    priority: str = ""
+    priority: Literal["high", "normal", "batch"] | None = None
 
 
 @dataclass(frozen=True)

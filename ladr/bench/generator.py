@@ -22,8 +22,8 @@ from ladr.bench.witness import Outcome, Witness
 from ladr.channel import client_options
 from ladr.errors import Cancelled
 from ladr.failure import not_ready
+from ladr.request import RequestOptions, generate_request
 from ladr.status import from_rpc
-from ladr.v1.generation_pb2 import GenerateRequest, Priority
 
 TOO_MANY_OPEN = "TOO_MANY_OPEN"  # the generator's own: it was not sent, since as many as may be were open
 _GENERATE = "/ladr.v1.Router/Generate"
@@ -126,13 +126,12 @@ class Generator:
         self._measurement.record(outcome)
 
     def _request(self, number: int, arrival: Arrival) -> bytes:
-        request = GenerateRequest(
-            model=arrival.model,
-            prompt=self._prompts.prompt(number, arrival.prompt_tokens, arrival.session_id),
-            session_id=arrival.session_id,
-        )
-        request.sampling.max_tokens = arrival.answer_tokens
+        prompt = self._prompts.prompt(number, arrival.prompt_tokens, arrival.session_id)
+        options: RequestOptions = {
+            "model": arrival.model,
+            "session_id": arrival.session_id,
+            "max_tokens": arrival.answer_tokens,
+        }
         if arrival.priority:
-            request.priority = Priority.Value(f"PRIORITY_{arrival.priority.upper()}")
-        made: bytes = request.SerializeToString()
-        return made
+            options["priority"] = arrival.priority
+        return generate_request(prompt, options).SerializeToString()

@@ -9,32 +9,27 @@ from typing import Any
 
 import grpc
 
-from ladr.failure import call_failed
+from ladr.client import Client
 from ladr.v1.router_pb2 import WatchRoutesRequest
 from ladr.v1.router_pb2_grpc import RouterStub
 
+_CALL_S = 5.0
 _SAMPLES = 3000  # the newest ten minutes
 _WORKERS = 64
 
 
 @dataclass
 class WorkerLoads:
-    """By worker: (seconds after the start, requests running and waiting there). `policy`: what the router says that it is."""
+    """By worker: (seconds after the start, requests running and waiting there)."""
 
-    policy: str = ""
     by_worker: dict[str, deque[tuple[float, int]]] = field(default_factory=dict)
 
 
-async def policy_of(channel: Any, address: str) -> str:
-    """Name of a router's policy. Raises: LadrError: it does not tell."""
-    call = RouterStub(channel).WatchRoutes(WatchRoutesRequest(), timeout=5.0)
-    try:
-        async for table in call:
-            return str(table.policy)
-    except grpc.aio.AioRpcError as failed:
-        raise call_failed(failed, address) from None
-    finally:
-        call.cancel()
+async def policy_of(address: str) -> str:
+    """Name of a running router's policy, or "" where it has none to tell. Raises: LadrError: it does not answer."""
+    async with Client(address) as client, client.watch_routes(timeout=_CALL_S) as tables:
+        async for table in tables:
+            return table.policy
     return ""
 
 

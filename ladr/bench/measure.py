@@ -133,7 +133,9 @@ class Measurement:
     def ttft_over_time(self, percent: float) -> list[tuple[float, float]]:
         """(seconds after the start, percentile of TTFT in seconds) of each window that has any."""
         width_s = (self.end_s - self.begin_s) / _WINDOWS
-        windows = ((self.begin_s + (n + 0.5) * width_s, each.percentile(percent)) for n, each in enumerate(self.over_time))
+        windows = (
+            (self.begin_s + (n + 0.5) * width_s, each.percentile(percent)) for n, each in enumerate(self.over_time)
+        )
         return [(at_s, value) for at_s, value in windows if value is not None]
 
     def _window(self, at_s: float) -> int:

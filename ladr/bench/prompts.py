@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from random import Random
 
-_WORDS = "the and you for are not but had was all any can her one our out day get has him his how man new now old see two way who".split()
+_WORDS = (
+    "the",
+    "and",
+    "you",
+    "for",
+    "are",
+    "not",
+    "but",
+    "had",
+    "was",
+    "all",
+    "any",
+    "can",
+    "our",
+    "out",
+    "day",
+    "who",
+)
 _POOL_TOKENS = 1 << 17
 _HEAD = _TAIL = 9  # bytes: a number in hex and a space
 _MIX = 2_654_435_761  # Knuth's multiplicative hash: neighbours land far apart

@@ -56,15 +56,20 @@ class Scenario:
 _MIXED_PACE = (Workers("slow", 2, 25, 32, 10_000), Workers("fast", 4, 10, 32, 10_000))
 _MIXED_SIZE = (Workers("70b", 2, 40, 32, 2_000), Workers("6b", 4, 8, 32, 20_000))
 
+_CHAT = Shape("poisson", Length(128), Length(128))
+_LONG = Shape("poisson", Length(2048), Length(256))
+_PULSE = Shape("pulse", Length(128), Length(128), pulse=800)
+_UNEVEN = Shape("poisson", Length(400, 0.7), Length(128, 0.7))
+
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        Scenario("chat", "short chats, 128-token answers", _MIXED_PACE, Shape("poisson", Length(128), Length(128)), 0.8),
-        Scenario("long-context", "2k prompts, 256-token answers", _MIXED_PACE, Shape("poisson", Length(2048), Length(256)), 0.8),
-        Scenario("pulse", "800 chats at once on a half-busy fleet", _MIXED_PACE, Shape("pulse", Length(128), Length(128), 800), 0.5),
-        Scenario("mixed", "two 70B beside four 6B, uneven lengths", _MIXED_SIZE, Shape("poisson", Length(400, 0.7), Length(128, 0.7)), 0.8),
+        Scenario("chat", "short chats with 128-token answers", _MIXED_PACE, _CHAT, load=0.8),
+        Scenario("long-context", "2k prompts with 256-token answers", _MIXED_PACE, _LONG, load=0.8),
+        Scenario("pulse", "800 chats at once on a half-busy fleet", _MIXED_PACE, _PULSE, load=0.5),
+        Scenario("mixed", "two 70B beside four 6B, uneven lengths", _MIXED_SIZE, _UNEVEN, load=0.8),
     )
-}  # fmt: skip
+}
 
 
 def up_fleet(fleet: Sequence[Workers], context_tokens: int) -> tuple[dict[str, Any], ...]:

@@ -24,7 +24,7 @@ class _Line(BaseModel):
     answer_tokens: int = Field(ge=1, le=10_000_000)
     model: str = Field("", max_length=128)
     session_id: str = Field("", max_length=128)
-    priority: Literal["", "high", "normal", "batch"] = ""
+    priority: Literal["high", "normal", "batch"] | None = None
 
 
 def read_trace(file: Path) -> list[Arrival]:
