@@ -27,7 +27,7 @@ from ladr.status import from_rpc
 
 TOO_MANY_OPEN = "TOO_MANY_OPEN"  # the generator's own: it was not sent, since as many as may be were open
 _GENERATE = "/ladr.v1.Router/Generate"
-_CONNECT_S = 10.0
+_CONNECT_S = 5.0
 _BREATH = 32  # requests due at once between two looks at what came back
 
 

@@ -40,9 +40,10 @@ async def watch_loads(channel: Any, loads: WorkerLoads) -> None:
     try:
         async for table in call:
             at_s = time.monotonic() - began_s
-            for route in table.routes[:_WORKERS]:
-                samples = loads.by_worker.setdefault(route.worker_id, deque(maxlen=_SAMPLES))
-                samples.append((at_s, route.running + route.queued))
+            for route in table.routes:
+                if route.worker_id in loads.by_worker or len(loads.by_worker) < _WORKERS:
+                    samples = loads.by_worker.setdefault(route.worker_id, deque(maxlen=_SAMPLES))
+                    samples.append((at_s, route.running + route.queued))
     except grpc.aio.AioRpcError:
         return  # the requests tell of it
     finally:

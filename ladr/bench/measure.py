@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from hdrh.histogram import HdrHistogram
 from ladr.bench.witness import Outcome
 
 _LONGEST_US = 3_600_000_000
-_WINDOWS = 60
+_WINDOWS = 40
 
 
 class Latencies:
@@ -32,8 +33,14 @@ class Latencies:
         self._histogram.add(other._histogram)
 
     def percentile(self, percent: float) -> float | None:
-        """In seconds; None while there is nothing."""
-        return self._histogram.get_value_at_percentile(percent) / 1e6 if len(self) else None
+        """The least value, in seconds, that so many percent do not pass; None while there is nothing."""
+        total = len(self)
+        if not total:
+            return None
+        rank = max(
+            1, math.ceil(percent / 100 * total - 1e-9)
+        )  # theirs rounds to the nearest, which may be the one before
+        return float(self._histogram.get_value_at_percentile(100 * rank / total)) / 1e6
 
     def distribution(self) -> Iterator[tuple[float, float]]:
         """(seconds, share of all that took no longer), at each value there is."""
@@ -68,12 +75,12 @@ class Measurement:
         self.begin_s = begin_s
         self.end_s = end_s
         self.window_s = max(end_s - begin_s, 1e-3)
-        self.elapsed_s = self.window_s  # until the last answer, if that is later
         self.offered = 0
         self.answered = 0
         self.good = 0
         self.first_in_time = 0
-        self.tokens = 0
+        self.ended = 0  # answers that ended within that time, those of the warm-up too
+        self.tokens = 0  # of those
         self.lost = 0
         self.repeated = 0
         self.resumed = 0
@@ -86,11 +93,13 @@ class Measurement:
 
     def record(self, outcome: Outcome) -> None:
         """One more request."""
-        if not self.begin_s <= outcome.at_s <= self.end_s:
+        if outcome.e2e_s is not None and self._counts(outcome.at_s + outcome.e2e_s):
+            self.ended += 1
+            self.tokens += outcome.tokens
+        if not self._counts(outcome.at_s):
             return
         self.offered += 1
         self.good += self.slo.met(outcome)
-        self.tokens += outcome.tokens
         self.lost += outcome.lost
         self.repeated += outcome.repeated
         self.resumed += outcome.resumed
@@ -107,11 +116,10 @@ class Measurement:
             self.tpot.record(outcome.tpot_s)
         if outcome.e2e_s is not None:
             self.e2e.record(outcome.e2e_s)
-            self.elapsed_s = max(self.elapsed_s, outcome.at_s + outcome.e2e_s - self.begin_s)
 
     def add(self, other: Measurement) -> None:
         """Take in another run of the same load."""
-        for name in ("window_s", "elapsed_s", "offered", "answered", "good", "first_in_time"):
+        for name in ("window_s", "offered", "answered", "good", "first_in_time", "ended"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("tokens", "lost", "repeated", "resumed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -137,6 +145,9 @@ class Measurement:
             (self.begin_s + (n + 0.5) * width_s, each.percentile(percent)) for n, each in enumerate(self.over_time)
         )
         return [(at_s, value) for at_s, value in windows if value is not None]
+
+    def _counts(self, at_s: float) -> bool:
+        return self.begin_s <= at_s <= self.end_s
 
     def _window(self, at_s: float) -> int:
         share = (at_s - self.begin_s) / max(self.end_s - self.begin_s, 1e-9)

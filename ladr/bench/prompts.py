@@ -22,7 +22,7 @@ _WORDS = (
     "day",
     "who",
 )
-_POOL_TOKENS = 1 << 17
+_POOL_TOKENS = 1 << 16
 _HEAD = _TAIL = 9  # bytes: a number in hex and a space
 _MIX = 2_654_435_761  # Knuth's multiplicative hash: neighbours land far apart
 

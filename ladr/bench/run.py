@@ -94,7 +94,7 @@ class Tally:
         """All turns in one; only after the first."""
         first = self.turns[0].measurement
         total = Measurement(first.slo, first.begin_s, first.end_s)
-        total.window_s = total.elapsed_s = 0.0
+        total.window_s = 0.0
         for turn in self.turns:
             total.add(turn.measurement)
         return total

@@ -74,7 +74,7 @@ _OPTIONS = (
     click.option("--pulse", type=_COUNT, help="Requests in the pulse, on top of the rate."),
     click.option("--pulse-over", type=_Seconds(), help="Spread the pulse over this time; else it comes at once."),
     click.option("-d", "--duration", "--max-seconds", type=_Seconds(), default="20s", show_default=True, help="Of a run."),
-    click.option("--warmup", type=_Seconds(), help="Requests before this do not count; a tenth of the run."),
+    click.option("--warmup", type=_Seconds(), help="Requests before this do not count; a quarter of the run."),
     click.option("--prompt-tokens", type=_COUNT, help="Length of each prompt, at four bytes a token."),
     click.option("--answer-tokens", "--output-tokens", type=_COUNT, help="Length of each answer, as max_tokens."),
     click.option(
