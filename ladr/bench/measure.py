@@ -135,8 +135,8 @@ class Measurement:
 
     @property
     def first_in_time_ratio(self) -> float:
-        """Share of all offered whose first token came within the SLO; 1 of nothing."""
-        return self.first_in_time / self.offered if self.offered else 1.0
+        """Share of all offered whose first token came within the SLO; 0 of nothing, which shows nothing."""
+        return self.first_in_time / self.offered if self.offered else 0.0
 
     def ttft_over_time(self, percent: float) -> list[tuple[float, float]]:
         """(seconds after the start, percentile of TTFT in seconds) of each window that has any."""
