@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +14,11 @@ from typing import Any
 
 import pytest
 
-from ladr.cli.bench_options import POLICIES
+from ladr.bench.trace import read_trace
+from ladr.cli.bench import bench
+from ladr.cli.bench_options import POLICIES, Asked, refuse
 from ladr.config import RouterSettings
+from tests.processes import ROOT
 
 KEYS = {
     "scenario", "policy", "offered_qps", "achieved_qps", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "e2e_p50_s",
@@ -193,6 +198,21 @@ async def test_where_only_the_client_is_installed_a_running_router_can_be_measur
     assert err.startswith("ladr: the services are not installed here")
     code, _, err = await run("--address", router.address, *QUICK, cwd=tmp_path, PYTHONPATH=path)
     assert (code, err) == (0, "")
+
+
+def test_every_example_of_the_documentation_is_accepted(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "bench.md").read_text()
+    examples = re.findall(r"^ladr bench (.*?)(?:  +#.*)?$", page, re.M)
+    assert len(examples) >= 5
+    for example in examples:
+        asked = bench.make_context("bench", shlex.split(example)).params
+        scenarios, address = asked.pop("scenarios"), asked.pop("address")
+        del asked["config_file"], asked["output"]
+        refuse(Asked(**asked), scenarios, address)
+    (trace,) = re.findall(r"^```json\n(.*?)^```", page, re.M | re.S)
+    file = tmp_path / "t.jsonl"
+    file.write_text(trace)
+    assert len(read_trace(file)) == 2
 
 
 def test_the_policies_are_those_that_the_router_knows() -> None:
