@@ -58,7 +58,7 @@ class Generator:
         max_open: past so many open requests the next is not sent, and counts as TOO_MANY_OPEN.
 
     Attributes:
-        sent, failed: how many so far.
+        sent, failed: how many so far. open: how many are unanswered now.
     """
 
     def __init__(
@@ -69,37 +69,25 @@ class Generator:
         self._prompts = prompts
         self._timeout_s = timeout_s
         self._max_open = max_open
-        self._open: set[asyncio.Task[None]] = set()
         self.sent = 0
+        self.open = 0
         self.failed = 0
-
-    @property
-    def open(self) -> int:
-        """How many are unanswered now."""
-        return len(self._open)
 
     async def run(self, arrivals: Iterable[Arrival]) -> None:
         """Send all, and wait until each is answered or has failed; open ones are cancelled where it is left early."""
         began_s = time.monotonic()
-        try:
+        async with asyncio.TaskGroup() as group:
             for number, arrival in enumerate(arrivals):
                 request = self._request(number, arrival)
                 due_s = began_s + arrival.at_s
                 wait_s = due_s - time.monotonic()
                 if wait_s > 0 or number % _BREATH == 0:
                     await asyncio.sleep(max(wait_s, 0))
-                if len(self._open) >= self._max_open:
+                if self.open >= self._max_open:
                     self._record(Outcome(arrival.at_s, time.monotonic() - due_s, reason=TOO_MANY_OPEN))
                     continue
-                task = asyncio.create_task(self._one(request, arrival.at_s, due_s))
-                self._open.add(task)
-                task.add_done_callback(self._open.discard)
-            await asyncio.gather(*self._open)
-        finally:
-            left = list(self._open)
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+                self.open += 1
+                group.create_task(self._one(request, arrival.at_s, due_s))
 
     async def _one(self, request: bytes, at_s: float, due_s: float) -> None:
         witness = Witness()
@@ -119,6 +107,7 @@ class Generator:
             failure = Cancelled.reason  # the call was, not we
         finally:
             call.cancel()
+            self.open -= 1
         self._record(witness.outcome(at_s, due_s, sent_s, time.monotonic(), failure))
 
     def _record(self, outcome: Outcome) -> None:

@@ -9,7 +9,8 @@ from ladr.bench.generator import TOO_MANY_OPEN
 from ladr.bench.measure import Measurement
 from ladr.bench.run import Tally
 
-_LATE_S = 0.02  # the generator's own lateness, p99, from which on it is said
+_LATE_S = 0.02  # the generator's own lateness, p99, from which on it is said,
+_LATE_SHARE = 0.1  # if it is also more than so much of the median TTFT
 
 # Columns that a narrow terminal loses, the first first.
 LEAST = ("RESUMED", "LATE\np99 ms", "ROUTER\nMiB", "ms/TOKEN\np50", "TTFT ms\np90", "E2E ms\np50", "REPEATED", "LOST")
@@ -46,8 +47,8 @@ def notes(tally: Tally) -> list[str]:
         found.append("failed: " + ", ".join(f"{count} {reason}" for reason, count in total.errors.most_common()))
     if refused := total.errors[TOO_MANY_OPEN]:
         found.append(f"{refused} requests were not sent: {tally.load.max_open} were open (--max-open)")
-    late_s = total.late.percentile(99)
-    if late_s is not None and late_s > _LATE_S:
+    late_s = total.late.percentile(99) or 0.0
+    if late_s > max(_LATE_S, _LATE_SHARE * (total.ttft.percentile(50) or 0.0)):
         found.append(
             f"the generator was late itself, by {late_s * 1e3:.0f} ms at p99; latencies have that in them: "
             "give it more processor time, or lower --scale or the rate"

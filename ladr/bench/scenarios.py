@@ -56,10 +56,11 @@ class Scenario:
 _MIXED_PACE = (Workers("slow", 2, 25, 32, 10_000), Workers("fast", 4, 10, 32, 10_000))
 _MIXED_SIZE = (Workers("70b", 2, 40, 32, 2_000), Workers("6b", 4, 8, 32, 20_000))
 
-_CHAT = Shape("poisson", Length(128), Length(128))
-_LONG = Shape("poisson", Length(2048), Length(256))
-_PULSE = Shape("pulse", Length(128), Length(128), pulse=800)
-_UNEVEN = Shape("poisson", Length(400, 0.7), Length(128, 0.7))
+_BURST = 800  # requests in the pulse, of those that have one or are asked for it
+_CHAT = Shape("poisson", Length(128), Length(128), _BURST)
+_LONG = Shape("poisson", Length(2048), Length(256), _BURST)
+_PULSE = Shape("pulse", Length(128), Length(128), _BURST)
+_UNEVEN = Shape("poisson", Length(400, 0.7), Length(128, 0.7), _BURST)
 
 SCENARIOS = {
     scenario.name: scenario

@@ -102,7 +102,7 @@ def _load(name: str, shape: Shape, rate_per_s: float, asked: Asked, trace: tuple
         shape=shape,
         rate_per_s=rate_per_s,
         duration_s=asked.duration,
-        warmup_s=asked.warmup or (0.0 if trace else asked.duration / 4),
+        warmup_s=asked.warmup if asked.warmup is not None else 0.0 if trace else asked.duration / 4,
         seed=asked.seed,
         slo=Slo(asked.slo_ttft, asked.slo_e2e),
         timeout_s=asked.timeout,

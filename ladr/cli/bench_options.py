@@ -14,18 +14,23 @@ from ladr.bench.arrivals import Kind, Length, Shape
 from ladr.bench.scenarios import DEFAULT_SCALE, SCENARIOS
 from ladr.cli.asking import target
 from ladr.config import RouterSettings
-from ladr.config_types import Duration
+from ladr.config_types import AnyDuration, Duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 POLICIES: tuple[str, ...] = get_args(RouterSettings.model_fields["policy"].annotation)
 
 
 class _Seconds(click.ParamType[float]):
+    """As in settings; `kind` says whether it may be nothing."""
+
     name = "duration"
+
+    def __init__(self, kind: Any = Duration) -> None:
+        self._kind = TypeAdapter(kind)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            return float(TypeAdapter(Duration).validate_python(value).total_seconds())
+            return float(self._kind.validate_python(value).total_seconds())
         except ValidationError as error:
             self.fail(f"{value!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}", param, ctx)
 
@@ -72,9 +77,9 @@ _OPTIONS = (
     click.option("--arrivals", type=click.Choice(get_args(Kind)), help="How requests arrive."),
     click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Recorded arrivals, JSON Lines."),
     click.option("--pulse", type=_COUNT, help="Requests in the pulse, on top of the rate."),
-    click.option("--pulse-over", type=_Seconds(), help="Spread the pulse over this time; else it comes at once."),
+    click.option("--pulse-over", type=_Seconds(AnyDuration), help="Spread the pulse over this time; else it comes at once."),
     click.option("-d", "--duration", "--max-seconds", type=_Seconds(), default="20s", show_default=True, help="Of a run."),
-    click.option("--warmup", type=_Seconds(), help="Requests before this do not count; a quarter of the run."),
+    click.option("--warmup", type=_Seconds(AnyDuration), help="Requests before this do not count; a quarter of the run."),
     click.option("--prompt-tokens", type=_COUNT, help="Length of each prompt, at four bytes a token."),
     click.option("--answer-tokens", "--output-tokens", type=_COUNT, help="Length of each answer, as max_tokens."),
     click.option(
@@ -135,13 +140,18 @@ class Asked:
     report: Path | None
 
     def shape(self, preset: Shape) -> Shape:
-        """A preset's shape with what was asked for in its place."""
+        """A preset's shape with what was asked for in its place.
+
+        Raises: click.UsageError: `pulse_over` of no pulse.
+        """
         made = preset
         if self.arrivals:
             made = replace(made, kind=self.arrivals)
         if self.pulse:
             made = replace(made, kind="pulse", pulse=self.pulse)
-        if self.pulse_over:
+        if self.pulse_over is not None:
+            if made.kind != "pulse":
+                raise click.UsageError(f"--pulse-over needs --arrivals pulse; these are {made.kind}")
             made = replace(made, pulse_over_s=self.pulse_over)
         if self.prompt_tokens:
             made = replace(made, prompt=Length(self.prompt_tokens))
@@ -168,5 +178,5 @@ def refuse(asked: Asked, scenarios: Sequence[str], address: str | None) -> None:
         raise click.UsageError("--trace says itself when requests come; leave the rate and --arrivals out")
     if asked.pulse and asked.arrivals not in (None, "pulse"):
         raise click.UsageError(f"--pulse does not go with --arrivals {asked.arrivals}")
-    if asked.warmup is not None and asked.warmup >= asked.duration:
+    if asked.warmup is not None and not asked.trace and asked.warmup >= asked.duration:
         raise click.UsageError("--warmup is as long as the run; make --duration longer")

@@ -160,6 +160,7 @@ async def test_policies_are_compared_over_meshes_of_their_own_under_the_same_arr
         (["--duration", "soon"], "Invalid value for '-d' / '--duration' / '--max-seconds': 'soon': give a duration"),
         (["--duration", "1s", "--warmup", "1s"], "--warmup is as long as the run"),
         (["--arrivals", "constant", "--pulse", "5"], "--pulse does not go with --arrivals constant"),
+        (["--pulse-over", "1s"], "--pulse-over needs --arrivals pulse; these are poisson"),
         (["--trace", "t.jsonl", "--rate", "5"], "--trace says itself when requests come"),
         (["--trace", "/nosuch.jsonl"], "/nosuch.jsonl: No such file or directory"),
         (["--report", "x.pdf"], "--report x.pdf: give a directory, FILE.html or FILE.png"),
