@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ladr.bench.arrivals import Arrival, Length, Shape
 from ladr.bench.machine import machine
-from ladr.bench.scenarios import SCENARIOS
+from ladr.bench.scenarios import MODEL, SCENARIOS
 from ladr.bench.trace import TraceError, read_trace
 from ladr.channel import DEFAULT_ADDRESS
 from ladr.cli.bench_options import POLICIES, Asked, bench_options, refuse
@@ -61,7 +61,8 @@ def bench(scenarios: Sequence[str], address: str | None, config_file: Path | Non
     except ChildFailed as failed:
         for each in failed.tail:
             line(f"  {each}", err=True)
-        raise click.ClickException(str(failed)) from None
+        kind = Misuse if failed.code == Misuse.exit_code else click.ClickException
+        raise kind(str(failed)) from None
     finally:
         if progress:
             progress("")
@@ -74,14 +75,14 @@ def _in_meshes(
     from ladr.bench.rounds import in_meshes
 
     service_argv("router", None)  # says what to install where there are no services
+    trace = tuple(replace(each, model=MODEL) for each in trace)
     loads = []
     for name in names:
         preset = SCENARIOS[name].scaled(asked.scale)
         scenario = replace(preset, shape=asked.shape(preset.shape))
         share = _ROOM if asked.find_rate else asked.load or scenario.load
-        loads.append(
-            (scenario, _load(name, scenario.shape, asked.rate or share * scenario.capacity_per_s, asked, trace))
-        )
+        rate_per_s = asked.rate or share * scenario.capacity_per_s
+        loads.append((scenario, _load(name, scenario.shape, rate_per_s, MODEL, asked, trace)))
     policies = _all(asked.policies, POLICIES) or [RouterSettings().policy]
     return asyncio.run(in_meshes(loads, policies, asked.rounds, config_file, progress))
 
@@ -89,11 +90,11 @@ def _in_meshes(
 def _at(address: str, asked: Asked, trace: tuple[Arrival, ...], progress: Progress | None) -> list[Tally]:
     from ladr.bench.rounds import at_address
 
-    load = _load(address, asked.shape(_ADDRESS_SHAPE), asked.rate or _ADDRESS_RATE, asked, trace)
+    load = _load(address, asked.shape(_ADDRESS_SHAPE), asked.rate or _ADDRESS_RATE, asked.model, asked, trace)
     return asyncio.run(at_address(address, load, asked.rounds, progress))
 
 
-def _load(name: str, shape: Shape, rate_per_s: float, asked: Asked, trace: tuple[Arrival, ...]) -> Load:
+def _load(name: str, shape: Shape, rate_per_s: float, model: str, asked: Asked, trace: tuple[Arrival, ...]) -> Load:
     from ladr.bench.measure import Slo
     from ladr.bench.run import Load
 
@@ -108,7 +109,7 @@ def _load(name: str, shape: Shape, rate_per_s: float, asked: Asked, trace: tuple
         timeout_s=asked.timeout,
         max_open=asked.max_open,
         connections=asked.connections,
-        model=asked.model,
+        model=model,
         trace=trace,
         search=asked.find_rate,
         watch=asked.report is not None,

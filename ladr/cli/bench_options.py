@@ -164,6 +164,8 @@ def refuse(asked: Asked, scenarios: Sequence[str], address: str | None) -> None:
     """Raises: click.UsageError: options that do not go together."""
     if scenarios and address:
         raise click.UsageError("--scenario starts a mesh of its own, --address names a running one; give one of them")
+    if scenarios and asked.model:
+        raise click.UsageError("--model needs --address: the workers of a scenario serve one model")
     if asked.rate and asked.load:
         raise click.UsageError("--rate and --load both say how much; give one of them")
     if not scenarios and asked.policies:

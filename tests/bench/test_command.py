@@ -150,6 +150,7 @@ async def test_policies_are_compared_over_meshes_of_their_own_under_the_same_arr
         ),
         (["--address", "h"], "Invalid value for '--address' / '--target': give HOST:PORT"),
         (["--policy", "round-robin"], "--policy needs --scenario"),
+        (["--scenario", "chat", "--model", "m"], "--model needs --address"),
         (["--load", "0.5"], "--load needs --scenario"),
         (["--find-rate"], "--find-rate needs --rate"),
         (["--scenario", "chat", "--rate", "5", "--load", "0.5"], "--rate and --load both say how much"),
