@@ -84,7 +84,8 @@ async def with_mesh(children: Sequence[Child], config_file: Path | None, work: C
         if not isinstance(error, asyncio.CancelledError):
             line(f"logs: {logs}", err=True)
         raise
-    shutil.rmtree(logs, ignore_errors=True)
+    if not voice.notes:  # else they name the logs
+        shutil.rmtree(logs, ignore_errors=True)
     if not results:
         raise click.Abort
     return results[0]

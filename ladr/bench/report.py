@@ -13,7 +13,17 @@ _LATE_S = 0.02  # the generator's own lateness, p99, from which on it is said,
 _LATE_SHARE = 0.1  # if it is also more than so much of the median TTFT
 
 # Columns that a narrow terminal loses, the first first.
-LEAST = ("RESUMED", "LATE\np99 ms", "ROUTER\nMiB", "ms/TOKEN\np50", "TTFT ms\np90", "E2E ms\np50", "REPEATED", "LOST")
+LEAST = (
+    "RESUMED",
+    "LATE\np99 ms",
+    "ROUTER\nMiB",
+    "ms/TOKEN\np50",
+    "TTFT ms\np90",
+    "E2E ms\np50",
+    "REPEATED",
+    "LOST",
+    "E2E ms\np99",
+)
 
 
 def result(tally: Tally) -> dict[str, Any]:
@@ -45,6 +55,8 @@ def notes(tally: Tally) -> list[str]:
     found = []
     if total.errors:
         found.append("failed: " + ", ".join(f"{count} {reason}" for reason, count in total.errors.most_common()))
+    if total.lost or total.repeated:
+        found.append(f"{total.lost} tokens were lost, {total.repeated} came twice")
     if refused := total.errors[TOO_MANY_OPEN]:
         found.append(f"{refused} requests were not sent: {tally.load.max_open} were open (--max-open)")
     late_s = total.late.percentile(99) or 0.0
