@@ -8,7 +8,7 @@ from typing import Any
 
 from ladr.bench.arrivals import Length, Shape
 
-DEFAULT_SCALE = 0.25  # of the full fleets below; keeps two cores about half busy
+DEFAULT_SCALE = 0.25  # of the full fleets below; keeps two cores about a third busy
 MODEL = "sim"
 _MARGIN_TOKENS = 64  # what a chat template may add to a prompt
 _ENDLESS = 1_000_000  # median answer of the engine: max_tokens ends every answer

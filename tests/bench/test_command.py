@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -134,6 +135,35 @@ async def test_policies_are_compared_over_meshes_of_their_own_under_the_same_arr
         assert each["answered"] == each["requests"]
         assert each["tpot_p50_s"] > 0.005  # a step of the fast ones takes 8 ms
         assert 10 << 20 < each["router_rss_start_bytes"] <= each["router_rss_peak_bytes"]
+
+
+async def test_at_ctrl_c_the_mesh_is_gone_and_nothing_is_left(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ladr", "bench", "--scenario", "chat", "--scale", "0.05"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    while len(mesh := children(process.pid)) < 8:
+        assert process.returncode is None
+        await asyncio.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = await process.communicate()
+    assert (process.returncode, out, err) == (1, b"", b"ladr: interrupted\n")
+    assert not [pid for pid in mesh if alive(pid)]
+    assert left_in(tmp_path) == []
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def left_in(directory: Path) -> list[str]:
+    return sorted(each.name for each in directory.iterdir())
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.parametrize(
