@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
+from ladr.bench.machine import machine
 
 NAMES = ("router_overhead", "frozen_worker", "routing_tick", "transformers_batching")
 

@@ -18,7 +18,7 @@ import pytest
             "ladr",
             ["services", "torch", "redis", "click", "rich", "structlog", "opentelemetry.sdk", "prometheus_client"],
         ),
-        ("ladr.cli", ["services", "torch", "redis", "structlog", "prometheus_client"]),
+        ("ladr.cli", ["services", "torch", "redis", "structlog", "prometheus_client", "hdrh", "matplotlib"]),
     ],
 )
 def test_a_module_loads_only_what_it_needs(module: str, absent: list[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
+from ladr.cli.bench import bench
 from ladr.cli.chat import chat
 from ladr.cli.configuration import config
 from ladr.cli.doctor import doctor
@@ -71,5 +72,5 @@ def main() -> None:
     """
 
 
-for command in (up, chat, generate, workers, drain, doctor, config, *map(service_command, SERVICES)):
+for command in (up, chat, generate, workers, drain, bench, doctor, config, *map(service_command, SERVICES)):
     main.add_command(command)

@@ -17,7 +17,7 @@ from ladr.v1.generation_pb2 import FINISH_REASON_STOP, Delta, Finished, Started
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _target(_: click.Context, __: click.Parameter, value: str) -> str:
+def target(_: click.Context, __: click.Parameter, value: str) -> str:
     """host:port, or another target that gRPC knows, such as dns:///name:port."""
     scheme, mark, _rest = value.partition("://")
     if mark and scheme in ("http", "https"):
@@ -30,7 +30,7 @@ def _target(_: click.Context, __: click.Parameter, value: str) -> str:
 address_option = click.option(
     "--address",
     metavar="HOST:PORT",
-    callback=_target,
+    callback=target,
     envvar="LADR_ADDRESS",
     default=DEFAULT_ADDRESS,
     show_default=True,

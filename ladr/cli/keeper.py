@@ -48,6 +48,11 @@ class Keeper:
         self._process: asyncio.subprocess.Process | None = None
         self._began_at = 0  # where in the log this life begins
 
+    @property
+    def pid(self) -> int:
+        """Of its present or last life; 0 before the first."""
+        return self._process.pid if self._process else 0
+
     async def keep(self) -> None:
         """Run the child until `retire`. Raises: ChildFailed: misuse, or it crashed thrice before it was ready."""
         loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -132,9 +133,9 @@ class _Counted:
             self._router.changed.notify_all()
 
 
-@pytest.fixture
-async def router() -> AsyncIterator[FakeRouter]:
-    fake = FakeRouter()
+@asynccontextmanager
+async def serving(fake: FakeRouter) -> AsyncIterator[FakeRouter]:
+    """The same on a port of its own."""
     server = grpc.aio.server()
     router_pb2_grpc.add_RouterServicer_to_server(fake, server)
     fake.health = health.aio.HealthServicer()
@@ -144,6 +145,12 @@ async def router() -> AsyncIterator[FakeRouter]:
     fake.stop = server.stop
     yield fake
     await server.stop(0)
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[FakeRouter]:
+    async with serving(FakeRouter()) as fake:
+        yield fake
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""The load generator behind `ladr bench`: arrivals, the fleet to send them to, what is measured, and its reports."""
