@@ -17,7 +17,7 @@ from ladr.cli.output import line
 from ladr.cli.plan import Child, plan
 from ladr.cli.readiness import mesh_ready
 from ladr.cli.service import SERVICES, service_argv
-from ladr.cli.supervisor import supervise
+from ladr.cli.supervisor import Supervisor
 from ladr.config import Settings, UpSettings, env_name
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ async def with_mesh(children: Sequence[Child], config_file: Path | None, work: C
         return 0
 
     try:
-        await supervise(keepers, run, lambda: None)
+        await Supervisor(keepers).run(run, lambda: None)
     except BaseException as error:
         if not isinstance(error, asyncio.CancelledError):
             line(f"logs: {logs}", err=True)
