@@ -109,7 +109,8 @@ class Process:
                 event: dict[str, Any] = json.loads(line)
             except ValueError:
                 continue
-            if event.get("event") == "serving":
+            many = "LADR_ROUTER__PROCESSES" in self._environment  # each of those says it too, before the one above them
+            if event.get("event") == "serving" and ("processes" in event) == many:
                 self.port, self.http_port = event["port"], event["http_port"]
                 self._served.set()
 
