@@ -5,7 +5,8 @@ A new one is a class in a file of its own under `policies`, with a line in `poli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeVar
@@ -116,6 +117,33 @@ class Candidate(Protocol):
 C = TypeVar("C", bound=Candidate)
 
 
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A parameter of a policy that may be tuned while it works, from `low` to `high`.
+
+    Attributes:
+        log: it counts in ratios, not in differences.
+        whole: whole numbers only.
+    """
+
+    name: str
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def share(self, value: float) -> float:
+        """Where a value lies between the bounds, 0 to 1."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def value(self, share: float) -> float:
+        """The value at a share of the way, as `share`'s inverse."""
+        value = self.low * (self.high / self.low) ** share if self.log else self.low + share * (self.high - self.low)
+        return float(round(value)) if self.whole else value
+
+
 class Policy:
     """Picks one of the workers that may take a request.
 
@@ -126,6 +154,15 @@ class Policy:
     def pick(self, candidates: Sequence[C], ask: Ask, rng: Random, now_s: float) -> C | None:
         """One of them; None: let the request wait, and ask again when something changed."""
         raise NotImplementedError
+
+    knobs: Sequence[Knob] = ()  # what a tuner may turn
+
+    def parameters(self) -> dict[str, float]:
+        """The knobs' values now, by name."""
+        return {}
+
+    def tune(self, parameters: Mapping[str, float]) -> None:
+        """Turn the knobs, from the next pick on."""
 
     def weights(self, candidates: Sequence[Candidate]) -> list[float]:
         """For each candidate its share of the next requests, as far as chance or capacity decide; they sum to 1."""

@@ -1,0 +1,1 @@
+"""Parameters of the policy, tuned while it works."""
