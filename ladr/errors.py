@@ -98,6 +98,13 @@ class WorkerLost(LadrError):
     reason = "WORKER_LOST"
 
 
+class CannotResume(LadrError):
+    """This worker cannot go on with an answer that another began; what came so far is good, the rest is not coming."""
+
+    code = grpc.StatusCode.ABORTED
+    reason = "CANNOT_RESUME"
+
+
 class Overloaded(LadrError):
     """A bound was reached (queue, streams, workers); retry after `retry_after`."""
 

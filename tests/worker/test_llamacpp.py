@@ -18,7 +18,7 @@ from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import InvalidRequest, NotFound, PromptTooLong
 from services.worker import engines
 from services.worker.engine import EngineRequest, Message, Sampling
-from services.worker.engines.llamacpp import LlamaCppEngine, trained_context
+from services.worker.engines.llamacpp import LlamaCppEngine, read_header
 from services.worker.engines.sources import locate
 from tests.engines import answer, chat, raw, text_of
 
@@ -308,5 +308,7 @@ async def test_a_damaged_file_is_refused_quietly(
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_trained_context_is_read_from_the_header() -> None:
-    assert trained_context(BUNDLED) == 8192
+def test_context_and_chat_template_are_read_from_the_header() -> None:
+    header = read_header(BUNDLED)
+    assert header.context == 8192
+    assert "<|im_start|>assistant" in header.chat_template

@@ -37,7 +37,7 @@ async def test_deltas_become_pieces_and_the_end_of_turn_is_not_counted(engine: A
     *pieces, end = await run(engine, "one two <eos>")
     assert "".join(p.text for p in pieces) == " one two"
     assert sum(p.count for p in pieces) == sum(len(p.token_ids) for p in pieces) == 2
-    assert end == End("stop", 3, 2, cached_prompt_tokens=2)
+    assert end == End("stop", 4, 2, cached_prompt_tokens=2)
 
 
 async def test_length_and_stop_strings_are_told_apart(engine: Any) -> None:
