@@ -54,7 +54,7 @@ def catch_up(
     """Bring a new `said` to where the client is; for engines that go on from ids alone.
 
     Gives text of its tokens that the client lacks, and the end if they are the whole answer: they complete a stop string, the
-    last is one of `ends`, or there are `limit` of them.
+    last is one of `ends`, there are `limit` of them, or the client has text that is held back until then.
     """
     if request.continuation is None:
         return []
@@ -67,6 +67,8 @@ def catch_up(
         end = End("stop", prompt_tokens, count)
     elif count == limit:
         end = End("length", prompt_tokens, count)
+    elif said.held and given.text == settled + said.held:  # which is given out at the end alone
+        end = End("stop", prompt_tokens, count)
     if end:
         settled += said.flush()
     owed = lacking(settled, given.text)

@@ -64,6 +64,11 @@ class StopScanner:
         held, self._held = self._held, ""
         return held
 
+    @property
+    def held(self) -> str:
+        """What may be the beginning of a stop string."""
+        return self._held
+
     def _certain(self, text: str) -> int:
         """Where the longest tail of `text` that begins a stop string starts; its length if there is none."""
         for at in range(max(0, len(text) - self._longest + 1), len(text)):
@@ -95,6 +100,11 @@ class AnswerText:
             text, stopped = self.feed(token)
             texts.append(text)
         return "".join(texts), stopped
+
+    @property
+    def held(self) -> str:
+        """What is held back."""
+        return self._scanner.held
 
     def flush(self) -> str:
         """End the answer: what was held back."""

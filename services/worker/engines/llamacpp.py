@@ -6,7 +6,8 @@ the event loop is handed them one by one. A callback that returns True ends the 
 cancellation work. Cancelling takes one batch at most, in the prompt too: on a CPU batches are therefore kept small.
 
 An answer that another worker began goes on after its text, which the chat template is made to say at its very end: half a
-character, and what was held back as the possible beginning of a stop string, is said anew and counted anew.
+character, and what was held back as the possible beginning of a stop string, is said anew and counted anew. A space at its
+end is taken back first: it belongs to the token of the next word.
 
 What xllamacpp does not allow: it holds the interpreter's lock while it makes and frees a model (0.3 s and 0.05 s for
 135M), so that nothing else in the process runs. The file is read into the page cache beforehand, which keeps that short.
@@ -199,6 +200,7 @@ class _Answer:
         self.made = 0
         self.ended = False
         self._before = request.continuation.token_count if request.continuation else 0
+        self._joins = request.continuation is None  # whether the text has been joined to what the client has
         self._given = 0
         self._cached = 0
         self._reason: Reason = "length"
@@ -245,7 +247,7 @@ class _Answer:
         """A piece for the tokens since the last; llama.cpp tells only the last of those that make up one character."""
         tokens, self._silent = self._silent, ()
         count, self._given = self.made - self._given, self.made
-        text, stopped = self._scanner.feed(text)
+        text, stopped = self._scanner.feed(self._joined(text, tokens))
         if len(tokens) == count:
             yield Piece(text, tuple(token.token_id for token in tokens), count, self._logprobs(tokens))
         else:
@@ -257,7 +259,7 @@ class _Answer:
         self.made = usage["completion_tokens"]
         if self._reason == "stop":
             self.made = max(self._given, self.made - 1)  # the last was the end-of-turn token
-        held = self._scanner.flush()
+        held = self._scanner.feed(self._joined("", self._silent))[0] + self._scanner.flush()
         if held or self.made > self._given:
             yield Piece(held, (), self.made - self._given)
         yield self._end(self._reason)
@@ -266,6 +268,18 @@ class _Answer:
         self.ended = True
         prompt = max(self.prompt_tokens - self._before, 1)
         return End(reason, prompt, self._before + self.made, stopped, min(self._cached, prompt))
+
+    def _joined(self, text: str, tokens: tuple[TokenLogprob, ...]) -> str:
+        """The text of these tokens; the first after a continuation with the white space that llama.cpp strips from the
+        beginning of a chat's answer, and without the space that was taken back.
+        """
+        if self._joins:
+            return text
+        self._joins = True
+        said = "".join(token.token for token in tokens)
+        white = said[: len(said) - len(said.lstrip())]
+        text = text if text.startswith(white) else white + text
+        return text.removeprefix(_text_so_far(self.request)[1])
 
     def _logprobs(self, tokens: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
         wanted = self.request.sampling.logprobs
@@ -308,7 +322,8 @@ def _run(model: _Model, answer: _Answer, emit: Callable[[Event], None]) -> None:
 def _body(request: EngineRequest) -> dict[str, Any]:
     """The request as llama.cpp takes it. Stop strings are ours: it does not say which one it met."""
     sampling = request.sampling
-    count, text = (request.continuation.token_count, request.continuation.text) if request.continuation else (0, "")
+    count = request.continuation.token_count if request.continuation else 0
+    text, _ = _text_so_far(request)
     body: dict[str, Any] = {
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -333,6 +348,12 @@ def _body(request: EngineRequest) -> dict[str, Any]:
             "top_logprobs": alternatives,
         }
     return body | {"prompt": request.prompt + text, "logprobs": alternatives}
+
+
+def _text_so_far(request: EngineRequest) -> tuple[str, str]:
+    """The text of a continuation, and a space that is taken back from its end."""
+    text = request.continuation.text if request.continuation else ""
+    return (text[:-1], " ") if text.endswith(" ") else (text, "")
 
 
 def _failure(error: Mapping[str, Any]) -> LadrError:

@@ -63,9 +63,7 @@ class AsyncLLM:
                 word = WORDS[token]
                 if word == "<broken>":
                     raise RuntimeError("EngineCore died at 10.0.0.7")
-                out = SimpleNamespace(
-                    text="", token_ids=[token], finish_reason=None, stop_reason=None, logprobs=None
-                )
+                out = SimpleNamespace(text="", token_ids=[token], finish_reason=None, stop_reason=None, logprobs=None)
                 if params.logprobs is not None:
                     assert params.detokenize
                     out.logprobs = [{token: SimpleNamespace(rank=1, logprob=-0.5, decoded_token=word)}]
