@@ -113,11 +113,12 @@ class AnswerText:
     def _new(self, token: int) -> str:
         """Text that a token completes: what decoding a window with it has over decoding it without.
 
-        Empty while the window ends inside a character. The window then grows; else it moves on, so that this stays cheap.
+        Empty while the window ends inside a character, which has four tokens at most. The window then grows; else it moves on,
+        so that this stays cheap.
         """
         self._window.append(token)
         text = self._decode(self._window)
-        if text.endswith("\ufffd"):
+        if text.endswith("\ufffd") and len(self._window) < _WINDOW + 4:
             return ""
         new = text[self._shown :]
         if len(self._window) > _WINDOW:  # keep the last token, as context for a space before the next

@@ -131,3 +131,17 @@ def test_tokens_that_are_replayed_leave_the_text_where_it_was(text: str, place: 
     assert replayed == "".join(out for out, _ in pieces[:cut_at])
     assert [taken_over.feed(token) for token in tokens[cut_at:]] == pieces[cut_at:]
     assert taken_over.flush() == straight.flush()
+
+
+def test_bytes_that_never_become_a_character_are_given_out_and_decoded_in_short_windows() -> None:
+    longest = 0
+
+    def decode(tokens: Sequence[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(tokens))
+        return bytes_as_text(tokens)
+
+    said = AnswerText(decode, ())
+    out, _ = said.replay([0xF0] * 1000 + list(b"end"))
+    assert out.endswith("\ufffdend")
+    assert longest < 20

@@ -1,7 +1,8 @@
 """The `vllm` engine: vLLM in this process, where it is installed (a CUDA machine); vLLM batches and caches by itself.
 
 Text is made of the tokens here, and stop strings are found here: vLLM looks for them only in what it has generated itself,
-and an answer that it takes over may have the beginning of one already.
+and an answer that it takes over may have the beginning of one already. Its draws are not keyed by position: a sampled answer
+that it takes over goes on otherwise than undisturbed, with the same seed too.
 """
 
 from __future__ import annotations
