@@ -19,7 +19,8 @@ from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import CannotResume, InvalidRequest, NotFound, PromptTooLong
 from services.worker import engines
 from services.worker.engine import Continuation, EngineRequest, Message, Piece, Sampling
-from services.worker.engines.llamacpp import LlamaCppEngine, read_header
+from services.worker.engines.gguf_header import read_header
+from services.worker.engines.llamacpp import LlamaCppEngine
 from services.worker.engines.sources import locate
 from tests.engines import after, answer, chat, raw, text_of
 
