@@ -199,6 +199,10 @@ class SimulatedSettings(Section):
     answer_sigma: float = Field(0.0, ge=0, description="log-normal spread of that length")
     load: AnyDuration = Field(timedelta(0), description="how long a model takes to load")
     fail_ratio: float = Field(0.0, ge=0, le=1, description="share of requests that fail at once")
+    prefix_cache_tokens: int = Field(0, ge=0, description="prompt tokens that are kept and not read again; 0: none")
+    kv_tokens: int = Field(0, ge=0, description="tokens of all running requests together, at most; 0: any number")
+    slow_after: AnyDuration = Field(timedelta(0), description="when after its start the engine slows down")
+    slow_factor: float = Field(1.0, gt=0, description="how much longer a step is from then on; 1: it does not")
     seed: int = Field(0, ge=0, description="seed of lengths and failures")
 
 
@@ -237,6 +241,10 @@ class WorkerSettings(Server):
     max_models: int = Field(4, gt=0, le=64, description="most models at once")
     slots: int = Field(4, gt=0, le=1024, description="requests that run at once")
     queue_limit: int = Field(64, ge=0, description="requests that may wait for a slot")
+    batch_tokens: int = Field(
+        1, gt=0, le=64, description="tokens sent together after an answer's first; 1: each at once"
+    )
+    batch_delay: Duration = Field(timedelta(milliseconds=20), description="longest that a token waits for such company")
     threads: int = Field(1, gt=0, description="processor threads of the engine")
     context_tokens: int = Field(2048, gt=0, description="longest prompt and answer together, a request")
     device: str = Field("", description="where transformers runs: cpu, cuda, cuda:0; empty: cuda if there is one")

@@ -99,7 +99,7 @@ class WorkerLost(LadrError):
 
 
 class CannotResume(LadrError):
-    """This engine cannot go on with an answer that another worker began."""
+    """This worker cannot go on with an answer that another began; what came so far is good, the rest is not coming."""
 
     code = grpc.StatusCode.ABORTED
     reason = "CANNOT_RESUME"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from services.worker.engine import End, Engine, EngineRequest, Message, Piece, Sampling
+from services.worker.engine import Continuation, End, Engine, EngineRequest, Message, Piece, Sampling
 
 
 def chat(text: str, **sampling: Any) -> EngineRequest:
@@ -32,14 +34,21 @@ async def answer(engine: Engine, request: EngineRequest) -> tuple[list[Piece], E
             else:
                 pieces.append(event)
     assert end is not None
-    assert sum(piece.count for piece in pieces) == end.completion_tokens <= request.sampling.max_tokens
+    before = request.continuation.token_count if request.continuation else 0
+    assert before + sum(piece.count for piece in pieces) == end.completion_tokens <= request.sampling.max_tokens
     assert all(len(piece.token_ids) in (0, piece.count) for piece in pieces)
     return pieces, end
 
 
-def text_of(pieces: list[Piece]) -> str:
+def after(request: EngineRequest, pieces: Sequence[Piece], ids: bool = True) -> EngineRequest:
+    """The request as it goes on to another worker when the client has these pieces of the answer."""
+    told = Continuation(tuple(tokens_of(pieces)) if ids else (), sum(piece.count for piece in pieces), text_of(pieces))
+    return replace(request, continuation=told) if told.token_count else request
+
+
+def text_of(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def tokens_of(pieces: list[Piece]) -> list[int]:
+def tokens_of(pieces: Sequence[Piece]) -> list[int]:
     return [token for piece in pieces for token in piece.token_ids]

@@ -84,6 +84,8 @@ def request_head(request: bytes) -> Head:
         raise InvalidRequest(_MALFORMED) from None
     if len(messages) > MAX_CHAT_MESSAGES:
         raise InvalidRequest(f"give at most {MAX_CHAT_MESSAGES} messages", field="messages")
+    if said.HasField("continuation"):
+        raise InvalidRequest("only a router gives a continuation; leave it out", field="continuation")
     for name in ("session_id", "request_id", "fairness_key"):
         if len(getattr(said, name).encode()) > MAX_ID_BYTES:
             raise InvalidRequest(f"{name} may have {MAX_ID_BYTES} bytes at most", field=name)

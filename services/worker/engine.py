@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 
 from ladr.config import ModelSettings
 
+Reason = Literal["stop", "length", "stop_sequence"]
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -31,14 +33,31 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """The part of an answer that the client has, made by another worker: at least one token.
+
+    `token_ids` are `token_count` of them, or none. The tokens may complete more text than `text`: half a character, or what
+    was held back as the possible beginning of a stop string.
+    """
+
+    token_ids: tuple[int, ...]
+    token_count: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A request for a model that the engine has loaded. Without messages, `prompt` is taken raw (no chat template)."""
+    """A request for a model that the engine has loaded. Without messages, `prompt` is taken raw (no chat template).
+
+    With a `continuation` the answer goes on after it: its tokens count in `max_tokens` and as completion tokens.
+    """
 
     id: str
     model: str
     sampling: Sampling
     messages: tuple[Message, ...] = ()
     prompt: str = ""
+    continuation: Continuation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +74,8 @@ class TokenLogprob:
 class Piece:
     """One or more tokens. `text` never splits a character; it is empty while one is still in parts.
 
-    `token_ids` is empty where the engine does not tell them; `count` is right all the same. It is 0 only for text that was held
-    back as the possible beginning of a stop string and turned out to be none.
+    `token_ids` is empty where the engine does not tell them; `count` is right all the same. It is 0 only for text of earlier
+    tokens that was held back as the possible beginning of a stop string and turned out to be none.
     """
 
     text: str
@@ -67,9 +86,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How the answer ended; always the last event. The end-of-turn token is not in `completion_tokens`."""
+    """How the answer ended; always the last event. The end-of-turn token is not in `completion_tokens`.
 
-    reason: Literal["stop", "length", "stop_sequence"]
+    `completion_tokens` has those of a continuation too, `prompt_tokens` has not.
+    """
+
+    reason: Reason
     prompt_tokens: int
     completion_tokens: int
     stop_sequence: str = ""
@@ -104,7 +126,11 @@ class Engine(Protocol):
     def generate(self, request: EngineRequest) -> AsyncIterator[Piece | End]:
         """Answer: pieces, then one `End`. An async generator: closing it stops the work within 250 ms.
 
-        Raises: PromptTooLong, InvalidRequest: the request is at fault. EngineFailed: the engine is.
+        With a continuation, only what follows it: no token of it again, and text that joins its text without a seam. Where it
+        is the whole answer already, just the `End` (after text that the client lacks, if there is any).
+
+        Raises: PromptTooLong, InvalidRequest: the request is at fault. CannotResume: the engine cannot go on with this
+            answer; nothing was done for it. EngineFailed: the engine is at fault.
         """
 
     def gauges(self) -> Gauges:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ladr.errors import InvalidRequest
 from ladr.v1 import generation_pb2
-from services.worker.engine import EngineRequest, Message, Sampling
+from services.worker.engine import Continuation, EngineRequest, Message, Sampling
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_ID_BYTES = 128
@@ -19,7 +19,7 @@ def engine_request(request: generation_pb2.GenerateRequest, model: str) -> Engin
 
     Raises: InvalidRequest: `field` names what is wrong.
     """
-    for name in ("session_id", "request_id"):
+    for name in ("session_id", "request_id", "fairness_key"):
         if len(getattr(request, name).encode()) > MAX_ID_BYTES:
             raise InvalidRequest(f"{name} may have {MAX_ID_BYTES} bytes at most", field=name)
     messages = tuple(Message(_role(m.role, i), m.content) for i, m in enumerate(request.messages))
@@ -30,10 +30,27 @@ def engine_request(request: generation_pb2.GenerateRequest, model: str) -> Engin
     if messages and request.raw:
         raise InvalidRequest("raw takes a prompt, not messages", field="raw")
     sampling = _sampling(request.sampling)
-    if request.raw:
-        return EngineRequest(id=request.request_id, model=model, sampling=sampling, prompt=request.prompt)
-    turns = messages or (Message("user", request.prompt),)
-    return EngineRequest(id=request.request_id, model=model, sampling=sampling, messages=turns)
+    return EngineRequest(
+        id=request.request_id,
+        model=model,
+        sampling=sampling,
+        messages=() if request.raw else messages or (Message("user", request.prompt),),
+        prompt=request.prompt if request.raw else "",
+        continuation=_continuation(request.continuation, sampling.max_tokens),
+    )
+
+
+def _continuation(given: generation_pb2.Continuation, max_tokens: int) -> Continuation | None:
+    """The answer so far; None where there is not one token of it."""
+    if len(given.token_ids) not in (0, given.token_count):
+        raise InvalidRequest("give the ids of all tokens so far, or none", field="continuation.token_ids")
+    if given.token_count > max_tokens:
+        raise InvalidRequest("the answer so far has more than max_tokens", field="continuation.token_count")
+    if given.token_count:
+        return Continuation(tuple(given.token_ids), given.token_count, given.text)
+    if given.text:
+        raise InvalidRequest("text without tokens", field="continuation.text")
+    return None
 
 
 def _role(role: str, index: int) -> str:

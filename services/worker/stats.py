@@ -31,6 +31,7 @@ class Counts:
     finished: int = 0
     failed: int = 0
     cancelled: int = 0
+    prompt_tokens: int = 0  # read, of the answers that finished
 
 
 class Stats:
@@ -45,6 +46,7 @@ class Stats:
         self._finished = 0
         self._failed = 0
         self._cancelled = 0
+        self._prompt_tokens = 0
         self._recent: deque[tuple[float, int]] = deque()  # (time, tokens before), an entry each tenth of the window
 
     def first_token(self, since_arrival_s: float) -> None:
@@ -64,10 +66,11 @@ class Stats:
         with self._lock:
             self._tpot = self._tpot.plus(took_s, tokens)
 
-    def finished(self, took_s: float) -> None:
-        """An answer is complete."""
+    def finished(self, took_s: float, prompt_tokens: int) -> None:
+        """An answer is complete; so many tokens of its prompt were read, those found in a cache not counted."""
         with self._lock:
             self._finished += 1
+            self._prompt_tokens += prompt_tokens
             self._e2e = self._e2e.plus(took_s)
 
     def failed(self) -> None:
@@ -84,7 +87,14 @@ class Stats:
         """All counts at one moment."""
         with self._lock:
             return Counts(
-                self._ttft, self._tpot, self._e2e, self._tokens, self._finished, self._failed, self._cancelled
+                self._ttft,
+                self._tpot,
+                self._e2e,
+                self._tokens,
+                self._finished,
+                self._failed,
+                self._cancelled,
+                self._prompt_tokens,
             )
 
     def tokens_per_second(self, now_s: float) -> float:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from datetime import timedelta
 
 import structlog
@@ -16,26 +13,22 @@ import uuid_utils
 from opentelemetry import trace
 
 from ladr.config import WorkerSettings
-from ladr.errors import Draining, EngineFailed, InvalidRequest, LadrError, NotFound
+from ladr.errors import CannotResume, Draining, EngineFailed, InvalidRequest, LadrError, NotFound
 from ladr.v1 import fleet_pb2, generation_pb2
 from services.common.telemetry import tracer
 from services.worker.engine import End, Engine, EngineRequest, Gauges, Piece
 from services.worker.gpus import Gpus
+from services.worker.messages import Times, load_message, messages
 from services.worker.models import Models
+from services.worker.outbox import Ended, Outbox
 from services.worker.requests import engine_request
 from services.worker.slots import Slots, Ticket
 from services.worker.stats import Stats, Totals
+from services.worker.text import about_tokens
 
 log = structlog.get_logger()
 
 BEAT_S = 0.05
-MAX_PIECES = 256  # in one message, so that a slow reader's stays far under any limit of sizes
-Inbox = deque[Piece | End | LadrError]
-_REASONS = {
-    "stop": generation_pb2.FINISH_REASON_STOP,
-    "length": generation_pb2.FINISH_REASON_LENGTH,
-    "stop_sequence": generation_pb2.FINISH_REASON_STOP_SEQUENCE,
-}
 # Lower goes first.
 _PRIORITY = {
     generation_pb2.PRIORITY_HIGH: 0,
@@ -43,16 +36,6 @@ _PRIORITY = {
     generation_pb2.PRIORITY_NORMAL: 1,
     generation_pb2.PRIORITY_BATCH: 2,
 }
-
-
-@dataclass
-class _Times:
-    """When what happened to a request: monotonic seconds, 0 while it has not."""
-
-    arrived_s: float
-    slot_s: float = 0.0
-    first_s: float = 0.0
-    last_s: float = 0.0
 
 
 class Worker:
@@ -107,17 +90,17 @@ class Worker:
     async def generate(self, request: generation_pb2.GenerateRequest) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """Answer a request: `started`, deltas, one `finished`. Closing the stream stops the engine.
 
-        Raises: InvalidRequest, NotFound, Overloaded, Draining, EngineFailed.
+        Raises: InvalidRequest, NotFound, Overloaded, Draining, CannotResume, EngineFailed.
         """
-        times = _Times(time.monotonic())
+        times = Times(time.monotonic())
         if self._draining or self._stopped:
             raise Draining("this worker is draining; ask another")
         with self.models.use(request.model) as model:
             wanted = engine_request(request, model)
-            ticket = self.slots.enter(_PRIORITY.get(request.priority, 1), self._wait_hint())
-            inbox: Inbox = deque()  # bounded by the answer's max_tokens
-            news = asyncio.Event()
-            pump = asyncio.create_task(self._pump(wanted, ticket, times, inbox, news))
+            ticket = self.slots.enter(_PRIORITY.get(request.priority, 1), self._wait_hint(), about_tokens(wanted))
+            load = self.slots.load
+            outbox = Outbox(self.settings.batch_tokens, self.settings.batch_delay.total_seconds())
+            pump = asyncio.create_task(self._pump(wanted, ticket, times, outbox))
             try:
                 yield generation_pb2.GenerateResponse(
                     started=generation_pb2.Started(
@@ -126,9 +109,10 @@ class Worker:
                         model=model,
                         attempt=max(request.attempt, 1),
                         request_id=request.request_id,
+                        load=load_message(load),
                     )
                 )
-                async for message in _messages(inbox, news, times):
+                async for message in messages(outbox, times, request.continuation.token_count):
                     yield message
             finally:
                 pump.cancel()
@@ -138,47 +122,54 @@ class Worker:
                     ticket.leave()
                     _trace(times, model)
 
-    async def _pump(
-        self, request: EngineRequest, ticket: Ticket, times: _Times, inbox: Inbox, news: asyncio.Event
-    ) -> None:
-        """Take events from the engine as they come, whatever the client's pace; holds the slot just as long."""
+    async def _pump(self, request: EngineRequest, ticket: Ticket, times: Times, outbox: Outbox) -> None:
+        """Take events from the engine as they come, whatever the client's pace; holds the slot just as long.
+
+        The end is told once the slot is free, so that the load that goes with it is true.
+        """
         try:
             await ticket.turn()
             times.slot_s = time.monotonic()
+            end = None
             async with aclosing(self._engine.generate(request)) as events:  # type: ignore[type-var]
                 async for event in events:
-                    self._count(event, times)
-                    inbox.append(event)
-                    news.set()
+                    times.last_s = self._count(event, times)
+                    if isinstance(event, End):
+                        end = event
+                    else:
+                        outbox.put(event)
+            ticket.leave()
+            if end is None:
+                raise EngineFailed("the engine ended without finishing the answer")
+            self.stats.finished(times.last_s - times.arrived_s, end.prompt_tokens - end.cached_prompt_tokens)
+            outbox.put(Ended(end, self.slots.load))
         except asyncio.CancelledError:
             self.stats.cancelled()
             raise
         except LadrError as error:
-            if times.slot_s and not isinstance(error, InvalidRequest | NotFound):
+            if times.slot_s and not isinstance(error, InvalidRequest | NotFound | CannotResume):
                 self.stats.failed()
                 log.warning("engine_failed", request_id=request.id, reason=error.message)
-            inbox.append(error)
+            outbox.put(error)
         except Exception:
             log.exception("engine_broke", request_id=request.id)
             self.stats.failed()
-            inbox.append(EngineFailed("the engine failed on this request"))
+            outbox.put(EngineFailed("the engine failed on this request"))
         finally:
             ticket.leave()
-            news.set()
 
-    def _count(self, event: Piece | End, times: _Times) -> None:
+    def _count(self, event: Piece | End, times: Times) -> float:
+        """Count the tokens of an event; gives the time of it."""
         now_s = time.monotonic()
-        if isinstance(event, End):
-            self.stats.finished(now_s - times.arrived_s)
-            times.last_s = now_s
-            return
+        if isinstance(event, End) or not event.count:
+            return now_s
         self.stats.generated(event.count, now_s)
         if times.first_s:
             self.stats.paced(event.count, now_s - times.last_s)
         else:
             times.first_s = now_s
             self.stats.first_token(now_s - times.arrived_s)
-        times.last_s = now_s
+        return now_s
 
     def _wait_hint(self) -> timedelta:
         """About when a place in the queue will be free: one answer's mean time, shared by the slots; 1 s before the first."""
@@ -191,6 +182,7 @@ class Worker:
         now_s = time.monotonic()
         counts = self.stats.counts()
         gauges = self._engine.gauges()
+        load = self.slots.load
         report = fleet_pb2.WorkerReport(
             worker_id=self.id,
             incarnation=self.incarnation,
@@ -200,8 +192,11 @@ class Worker:
             models=self.models.statuses(),
             engine=self.settings.engine,
             slots=self.slots.slots,
-            running=self.slots.running,
-            queued=self.slots.queued,
+            running=load.running,
+            queued=load.queued,
+            load_revision=load.revision,
+            queued_prompt_tokens=load.queued_tokens,
+            accepted_total=load.accepted,
             queue_limit=self.slots.queue_limit,
             time_to_first_token=_totals(counts.time_to_first_token),
             time_per_output_token=_totals(counts.time_per_output_token),
@@ -216,84 +211,12 @@ class Worker:
             finished_total=counts.finished,
             failed_total=counts.failed,
             cancelled_total=counts.cancelled,
+            tokens_total=counts.tokens,
+            prompt_tokens_total=counts.prompt_tokens,
         )
         report.loop_lag.FromTimedelta(timedelta(seconds=max(0.0, now_s - self._beat_s - BEAT_S)))
         report.reported_at.GetCurrentTime()
         return report
-
-
-async def _messages(inbox: Inbox, news: asyncio.Event, times: _Times) -> AsyncIterator[generation_pb2.GenerateResponse]:
-    """Messages for the events in `inbox`, until the end; tokens that wait together go out as one delta."""
-    offset = 0
-    while True:
-        await news.wait()
-        news.clear()
-        while inbox:
-            event = inbox.popleft()
-            if isinstance(event, LadrError):
-                raise event
-            if isinstance(event, End):
-                _describe(event)
-                yield generation_pb2.GenerateResponse(finished=_finished(event, times))
-                return
-            pieces = [event]
-            while inbox and isinstance(inbox[0], Piece) and len(pieces) < MAX_PIECES:
-                pieces.append(inbox.popleft())  # type: ignore[arg-type]  # seen to be a Piece
-            for _, alike in itertools.groupby(pieces, _aligned):
-                delta = _delta(list(alike), offset)
-                offset += delta.token_count
-                yield generation_pb2.GenerateResponse(delta=delta)
-
-
-def _aligned(piece: Piece) -> tuple[bool, bool]:
-    """Whether each token has its id, and its log-probability: pieces of different kinds make different deltas."""
-    return len(piece.token_ids) == piece.count, len(piece.logprobs) == piece.count
-
-
-def _delta(pieces: Sequence[Piece], offset: int) -> generation_pb2.Delta:
-    delta = generation_pb2.Delta(
-        text="".join(piece.text for piece in pieces), offset=offset, token_count=sum(piece.count for piece in pieces)
-    )
-    for piece in pieces:
-        delta.token_ids.extend(piece.token_ids)
-        for one in piece.logprobs:
-            delta.logprobs.add(
-                token_id=one.token_id,
-                token=one.token,
-                logprob=one.logprob,
-                top=[
-                    generation_pb2.TokenLogprob(token_id=t.token_id, token=t.token, logprob=t.logprob) for t in one.top
-                ],
-            )
-    return delta
-
-
-def _finished(end: End, times: _Times) -> generation_pb2.Finished:
-    finished = generation_pb2.Finished(
-        reason=_REASONS[end.reason],
-        stop_sequence=end.stop_sequence,
-        usage=generation_pb2.Usage(
-            prompt_tokens=end.prompt_tokens,
-            completion_tokens=end.completion_tokens,
-            cached_prompt_tokens=end.cached_prompt_tokens,
-        ),
-    )
-    first_s = times.first_s or times.last_s  # an answer without a token
-    finished.timings.queue.FromTimedelta(timedelta(seconds=times.slot_s - times.arrived_s))
-    finished.timings.time_to_first_token.FromTimedelta(timedelta(seconds=first_s - times.arrived_s))
-    finished.timings.total.FromTimedelta(timedelta(seconds=times.last_s - times.arrived_s))
-    return finished
-
-
-def _describe(end: End) -> None:
-    """Put the usage on the span of the call."""
-    trace.get_current_span().set_attributes(
-        {
-            "gen_ai.usage.input_tokens": end.prompt_tokens,
-            "gen_ai.usage.output_tokens": end.completion_tokens,
-            "gen_ai.response.finish_reasons": [end.reason],
-        }
-    )
 
 
 def _drafting(gauges: Gauges) -> fleet_pb2.DraftTotals | None:
@@ -308,7 +231,7 @@ def _totals(totals: Totals) -> fleet_pb2.LatencyTotals:
     return message
 
 
-def _trace(times: _Times, model: str) -> None:
+def _trace(times: Times, model: str) -> None:
     """Spans of the request's way through queue and engine, made once it is over."""
     ahead_ns = time.time_ns() - time.monotonic_ns()  # from the monotonic clock to the wall clock
 

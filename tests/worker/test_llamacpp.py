@@ -10,20 +10,23 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ladr.config import ModelSettings, WorkerSettings
-from ladr.errors import InvalidRequest, NotFound, PromptTooLong
+from ladr.errors import CannotResume, InvalidRequest, NotFound, PromptTooLong
 from services.worker import engines
-from services.worker.engine import EngineRequest, Message, Sampling
-from services.worker.engines.llamacpp import LlamaCppEngine, trained_context
+from services.worker.engine import Continuation, EngineRequest, Message, Piece, Sampling
+from services.worker.engines.gguf_header import read_header
+from services.worker.engines.llamacpp import LlamaCppEngine
 from services.worker.engines.sources import locate
-from tests.engines import answer, chat, raw, text_of
+from tests.engines import after, answer, chat, raw, text_of
 
 CANCEL_S = 0.25
 BUNDLED = Path(*locate("", Path()))
+FRANCE = "What is the capital of France? Tell me about it."
 PARROTS = "Emoji list: 🦜🐉🏰🧙🤖🎃👻🦄🐙🦑 again: 🦜🐉🏰🧙🤖🎃👻🦄🐙🦑 again: 🦜🐉"
 
 
@@ -111,6 +114,74 @@ async def test_an_emoji_of_several_tokens_is_never_split(one: LlamaCppEngine) ->
     assert "🏰🧙🤖" in text_of(pieces)
     assert not any("\ufffd" in piece.text for piece in pieces)
     assert end.completion_tokens == 20
+
+
+@pytest.mark.parametrize("asked", [chat(FRANCE), raw("The capital of France is")])
+async def test_an_answer_cut_between_words_goes_on_with_the_same_text(
+    one: LlamaCppEngine, asked: EngineRequest
+) -> None:
+    whole, end = await answer(one, asked)
+    text = text_of(whole)
+    cuts = [n for n, piece in enumerate(whole) if n and piece.text.startswith(" ")]
+    assert len(cuts) > 5
+    for cut in cuts[::2]:
+        rest, same_end = await answer(one, after(asked, whole[:cut]))
+        assert text_of(whole[:cut]) + text_of(rest) == text
+        assert (same_end.reason, same_end.completion_tokens) == (end.reason, end.completion_tokens)
+        assert same_end.prompt_tokens == end.prompt_tokens
+
+
+async def test_an_answer_cut_within_a_character_or_a_stop_string_says_it_whole(one: LlamaCppEngine) -> None:
+    asked = raw(PARROTS, max_tokens=20)
+    whole, _ = await answer(one, asked)
+    told = Continuation((), whole[0].count + 1, whole[0].text)  # a part of the second emoji is among its tokens
+    rest, end = await answer(one, replace(asked, continuation=told))
+    assert (whole[0].text + text_of(rest)).startswith(text_of(whole[:4]))
+    assert end.completion_tokens == 20
+    held = chat(FRANCE, stop=("capital of France",))
+    told = Continuation((), 3, "The ")  # " capital of" is among its tokens, and held back
+    rest, end = await answer(one, replace(held, continuation=told))
+    assert (text_of(rest), end.reason) == ("", "stop_sequence")
+    rest, _ = await answer(one, replace(chat(FRANCE), continuation=told))
+    assert text_of(rest).startswith("capital of France is Paris")
+
+
+async def test_an_answer_that_was_complete_already_is_just_finished(one: LlamaCppEngine) -> None:
+    asked = chat("Tell me a long story.", max_tokens=5)
+    whole, end = await answer(one, asked)
+    rest, same_end = await answer(one, after(asked, whole))
+    assert (rest, same_end.reason, same_end.completion_tokens) == ([], "length", 5)
+    assert same_end.prompt_tokens == end.prompt_tokens
+    full = raw("hello " * 400, max_tokens=600)
+    told = [Piece("hello " * 112, (), 112)]
+    rest, end = await answer(one, after(full, told))
+    assert (rest, end.reason, end.completion_tokens) == ([], "length", 112)
+
+
+async def test_a_continuation_longer_than_the_context_is_refused(one: LlamaCppEngine) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        await answer(one, after(raw("x", max_tokens=9999), [Piece("x", (), 600)]))
+    assert refused.value.field == "continuation.token_count"
+
+
+async def test_a_chat_goes_on_only_where_the_models_own_template_is_known(
+    one: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one._models["chat"], "continues_chats", False)
+    with pytest.raises(CannotResume):
+        await answer(one, after(chat("hello"), [Piece("x")]))
+
+
+async def test_a_chat_that_ends_with_a_turn_of_the_assistant_is_answered_with_another(one: LlamaCppEngine) -> None:
+    turns = (Message("user", "What is the capital of France?"), Message("assistant", "Paris."))
+    by_hand = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    by_hand += (
+        "".join(f"<|im_start|>{turn.role}\n{turn.content}<|im_end|>\n" for turn in turns) + "<|im_start|>assistant\n"
+    )
+    sampling = Sampling(0.0, max_tokens=8)
+    expected, _ = await answer(one, raw(by_hand, max_tokens=8))
+    pieces, _ = await answer(one, EngineRequest("test", "chat", sampling, messages=turns))
+    assert text_of(pieces) == text_of(expected)
 
 
 @pytest.mark.parametrize("odd", ["a\0b", "\ufeff", "e\u0301\u200d\u202e", "👩🏽‍🚀", " ", "\r\n", "<|im_end|>"])
@@ -308,5 +379,7 @@ async def test_a_damaged_file_is_refused_quietly(
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_trained_context_is_read_from_the_header() -> None:
-    assert trained_context(BUNDLED) == 8192
+def test_context_and_chat_template_are_read_from_the_header() -> None:
+    header = read_header(BUNDLED)
+    assert header.context == 8192
+    assert "<|im_start|>assistant" in header.chat_template

@@ -16,12 +16,21 @@ import pytest
 import xllamacpp
 
 from ladr.config import ModelSettings, WorkerSettings
-from ladr.errors import EngineFailed, InvalidRequest, LadrError, NotFound, Overloaded, PromptTooLong, Unreachable
+from ladr.errors import (
+    CannotResume,
+    EngineFailed,
+    InvalidRequest,
+    LadrError,
+    NotFound,
+    Overloaded,
+    PromptTooLong,
+    Unreachable,
+)
 from services.worker import engines
 from services.worker.engine import End, EngineRequest, Message, Piece, Sampling
 from services.worker.engines.openai import OpenAIEngine
 from services.worker.engines.sources import locate
-from tests.engines import answer, chat, raw, text_of
+from tests.engines import after, answer, chat, raw, text_of
 
 KEY = "sk-secret"
 PARROTS = "Emoji list: 🦜🐉🏰🧙🤖🎃👻🦄🐙🦑 again: 🦜🐉🏰🧙🤖🎃👻🦄🐙🦑 again: 🦜🐉"
@@ -226,6 +235,15 @@ async def test_a_refusal_becomes_an_error_that_tells_neither_address_nor_key(
     assert "127.0.0.1" not in failed.value.message
     assert KEY not in failed.value.message
     assert failed.value.retry_after == (timedelta(seconds=7) if expected is Overloaded else None)
+
+
+async def test_an_answer_that_another_began_is_given_up_before_the_upstream_is_asked() -> None:
+    async with upstream(response(sse(delta("a", "stop")))) as (engine, asked):
+        with pytest.raises(CannotResume):
+            await answer(engine, after(chat("hello"), [Piece("a", (5,))]))
+        assert not asked
+        await answer(engine, chat("hello"))
+        assert asked
 
 
 @pytest.mark.parametrize(

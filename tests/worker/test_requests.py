@@ -8,7 +8,7 @@ import pytest
 
 from ladr.errors import InvalidRequest
 from ladr.v1 import generation_pb2
-from services.worker.engine import Message, Sampling
+from services.worker.engine import Continuation, Message, Sampling
 from services.worker.requests import engine_request
 
 
@@ -38,6 +38,21 @@ def test_zero_is_not_the_same_as_absent() -> None:
     assert (asked.temperature, asked.seed, asked.logprobs) == (0, 0, 0)
 
 
+def so_far(ids: list[int], count: int, text: str, max_tokens: int = 4) -> generation_pb2.GenerateRequest:
+    asked = sampling(max_tokens=max_tokens)
+    asked.continuation.MergeFrom(generation_pb2.Continuation(token_ids=ids, token_count=count, text=text))
+    return asked
+
+
+def test_the_answer_so_far_comes_with_or_without_ids_and_may_be_the_whole_answer() -> None:
+    assert engine_request(so_far([5, 6], 2, "ab"), "m").continuation == Continuation((5, 6), 2, "ab")
+    assert engine_request(so_far([], 4, ""), "m").continuation == Continuation((), 4, "")
+
+
+def test_an_answer_of_which_nothing_came_is_a_new_answer() -> None:
+    assert engine_request(request(continuation=generation_pb2.Continuation()), "m").continuation is None
+
+
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
@@ -64,6 +79,13 @@ def test_zero_is_not_the_same_as_absent() -> None:
         (sampling(stop=["a"] * 17), "sampling.stop"),
         (sampling(stop=["a", ""]), "sampling.stop[1]"),
         (sampling(stop=["é" * 129]), "sampling.stop[0]"),
+        (so_far([1], 2, "ab"), "continuation.token_ids"),
+        (so_far([1, 2, 3], 2, "ab"), "continuation.token_ids"),
+        (so_far([1], 0, ""), "continuation.token_ids"),
+        (so_far([], 5, "ab"), "continuation.token_count"),
+        (so_far([], 2**64 - 1, "ab"), "continuation.token_count"),
+        (so_far([], 0, "ab"), "continuation.text"),
+        (request(fairness_key="x" * 129), "fairness_key"),
         (request(session_id="x" * 129), "session_id"),
         (request(request_id="x" * 129), "request_id"),
     ],

@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ladr.config import ConfigError, ModelSettings, WorkerSettings
-from ladr.errors import EngineFailed, NotFound, PromptTooLong
+from ladr.errors import CannotResume, EngineFailed, InvalidRequest, NotFound, PromptTooLong
 from services.worker import engines
-from services.worker.engine import End, EngineRequest, Message, Piece, Sampling
+from services.worker.engine import Continuation, End, EngineRequest, Message, Piece, Sampling
 from services.worker.engines.simulated import SimulatedEngine
-from tests.engines import answer, text_of
+from tests.engines import after, answer, text_of
 
 STEP_S = 0.005
 PROMPT = "What does the river do?"
@@ -232,3 +234,122 @@ def test_an_engine_whose_library_is_missing_says_what_to_install(monkeypatch: py
     monkeypatch.delitem(sys.modules, "services.worker.engines.llamacpp", raising=False)
     with pytest.raises(ConfigError, match=r"llamacpp needs xllamacpp, .*make setup"):
         engines.create(WorkerSettings())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 99),
+    st.sampled_from([1, 2, 9, 24, 500]),
+    st.lists(st.sampled_from(["🦜", "🏰 ", " rain the", "n", " of talk", "never said"]), max_size=2),
+    st.integers(0, 99),
+    st.booleans(),
+    st.booleans(),
+)
+def test_an_answer_cut_at_any_token_goes_on_as_if_undisturbed(
+    seed: int, limit: int, stops: list[str], place: int, ids: bool, logprobs: bool
+) -> None:
+    asked = ask(seed=seed, max_tokens=limit, stop=tuple(stops), logprobs=2 if logprobs else None)
+
+    async def cut_and_go_on() -> None:
+        fleet = {"answer_tokens": 24, "answer_sigma": 0.3, "step": 0.0001}
+        async with serve(**fleet) as one, serve(**fleet) as other:
+            whole, end = await answer(one, asked)
+            cut_at = place % (len(whole) + 1)
+            rest, same_end = await answer(other, after(asked, whole[:cut_at], ids))
+        assert (rest, same_end) == (whole[cut_at:], end)
+
+    asyncio.run(cut_and_go_on())
+
+
+async def test_text_that_the_client_lacks_though_it_has_the_tokens_comes_first() -> None:
+    async with serve() as engine:
+        whole, end = await answer(engine, ask())
+        ids = tuple(piece.token_ids[0] for piece in whole)
+        for count in (3, len(whole)):
+            text = text_of(whole[:count])
+            told = Continuation(ids[:count], count, text[:-2])
+            asked = EngineRequest("test", "chat", Sampling(), prompt=PROMPT, continuation=told)
+            rest, same_end = await answer(engine, asked)
+            assert rest[0] == Piece(text[-2:], (), 0)
+            assert (rest[1:], same_end) == (whole[count:], end)
+
+
+async def test_the_prompt_and_the_answer_so_far_are_read_before_it_goes_on() -> None:
+    async with serve(answer_tokens=200, step=0.0001) as engine:
+        whole, _ = await answer(engine, ask())
+    async with serve(answer_tokens=200, prefill_tokens_per_s=1000) as engine:
+        started = time.monotonic()
+        async with aclosing(engine.generate(after(ask(), whole[:100]))) as events:
+            await anext(events)
+        assert on_time(time.monotonic() - started, 0.1 + STEP_S)
+
+
+async def test_a_continuation_that_is_not_of_this_answer_is_refused() -> None:
+    async with serve() as engine:
+        for told, error, field in (
+            (Continuation((1, 2), 2, "x"), CannotResume, ""),
+            (Continuation((), 65, "x"), CannotResume, ""),  # longer than the answer
+            (Continuation((50_000, 2), 2, "x"), InvalidRequest, "continuation.token_ids"),
+            (Continuation((), 2100, "x"), InvalidRequest, "continuation.token_count"),
+        ):
+            request = EngineRequest("test", "chat", Sampling(max_tokens=4000), prompt=PROMPT, continuation=told)
+            with pytest.raises(error) as refused:
+                await answer(engine, request)
+            assert refused.value.field == field
+
+
+async def test_what_was_read_before_is_not_read_again() -> None:
+    async with serve(prefill_tokens_per_s=10_000, prefix_cache_tokens=4096) as engine:
+        long = "x" * 6000
+        for prompt, cached in ((long, 0), (long, 1472), (long[:512] + "y" * 5000, 128), ("x" * 512, 127)):
+            started = time.monotonic()
+            _, end = await answer(engine, ask(prompt, max_tokens=1))
+            assert on_time(time.monotonic() - started, (end.prompt_tokens - cached) / 10_000 + STEP_S)
+            assert end.cached_prompt_tokens == cached
+
+
+async def test_a_later_turn_of_a_chat_finds_the_earlier_ones() -> None:
+    turns = (Message("system", "x" * 1020), Message("user", "y" * 1020))
+    async with serve(prefix_cache_tokens=4096) as engine:
+        for asked, cached in ((turns[:1], 0), (turns, 256)):
+            _, end = await answer(engine, EngineRequest("test", "chat", Sampling(max_tokens=1), messages=asked))
+            assert end.cached_prompt_tokens == min(cached, end.prompt_tokens - 1)
+
+
+async def test_a_request_that_does_not_fit_waits_until_others_free_their_room() -> None:
+    async with serve(kv_tokens=100, step=0.001) as engine:
+        order: list[str] = []
+
+        async def run(name: str, prompt_tokens: int, tokens: int) -> None:
+            await answer(engine, ask("x" * 4 * prompt_tokens, max_tokens=tokens))
+            order.append(name)
+
+        async with asyncio.TaskGroup() as group:
+            for name, prompt_tokens, tokens in (("a", 30, 30), ("b", 50, 20), ("c", 10, 1)):
+                group.create_task(run(name, prompt_tokens, tokens))
+                await asyncio.sleep(0)
+            assert engine.gauges().kv_used_ratio == 0.6
+        assert order[0] == "a"  # c would have fitted, and waited its turn
+        assert engine.gauges().kv_used_ratio == 0
+        with pytest.raises(PromptTooLong):
+            await answer(engine, ask("x" * 400))
+
+
+async def test_one_that_waited_for_room_and_left_is_forgotten() -> None:
+    async with serve(kv_tokens=100) as engine:
+        first = engine.generate(ask("x" * 200, max_tokens=40))
+        await anext(first)
+        waiting = asyncio.create_task(answer(engine, ask("x" * 200, max_tokens=40)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        await first.aclose()
+        assert engine.gauges().kv_used_ratio == 0
+        await answer(engine, ask("x" * 200, max_tokens=2))
+
+
+async def test_from_a_given_time_on_a_step_takes_longer() -> None:
+    for after_s, quick_steps in ((60, 40), (20 * STEP_S, 20), (0, 0)):
+        async with serve(slow_after=after_s, slow_factor=4) as engine:
+            slow_steps = 40 - quick_steps
+            assert on_time(await timed(engine, 1, 40), (quick_steps + 4 * slow_steps) * STEP_S)

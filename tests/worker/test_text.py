@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import AnyStr
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.engine import TokenLogprob
-from services.worker.text import StopScanner, Utf8Assembler, token_logprobs
+from services.worker.text import AnswerText, StopScanner, Utf8Assembler, token_logprobs
 
 
 def cut(whole: AnyStr, places: list[int]) -> list[AnyStr]:
@@ -103,3 +104,44 @@ def test_logprobs_of_an_upstream_become_tokens_with_as_many_rivals_as_were_asked
     entry = {"id": 5, "token": "a", "logprob": -0.5, "top_logprobs": [{"id": 5, "token": "a", "logprob": -0.5}]}
     assert token_logprobs([entry], 0) == (TokenLogprob(5, "a", -0.5),)
     assert token_logprobs([entry], 1) == (TokenLogprob(5, "a", -0.5, (TokenLogprob(5, "a", -0.5),)),)
+
+
+def bytes_as_text(tokens: Sequence[int]) -> str:
+    """Tokens that are bytes."""
+    return bytes(tokens).decode("utf-8", "replace")
+
+
+@given(st.text(st.sampled_from("ab é€🦜"), max_size=30), st.lists(st.text("ab €", min_size=1, max_size=3), max_size=3))
+def test_the_text_of_tokens_is_that_of_the_whole_up_to_a_stop_string(text: str, stops: list[str]) -> None:
+    said = AnswerText(bytes_as_text, stops)
+    out, stopped = said.replay(list(text.encode()))
+    if not stopped:
+        out += said.flush()
+    assert (out, stopped) == first_complete(text, stops)
+
+
+@given(st.text(st.sampled_from("ab é€🦜"), max_size=30), st.integers(0, 90))
+def test_tokens_that_are_replayed_leave_the_text_where_it_was(text: str, place: int) -> None:
+    tokens = list(text.encode())
+    cut_at = place % (len(tokens) + 1)
+    straight = AnswerText(bytes_as_text, ["b€", "ab🦜"])
+    pieces = [straight.feed(token) for token in tokens]
+    taken_over = AnswerText(bytes_as_text, ["b€", "ab🦜"])
+    replayed, _ = taken_over.replay(tokens[:cut_at])
+    assert replayed == "".join(out for out, _ in pieces[:cut_at])
+    assert [taken_over.feed(token) for token in tokens[cut_at:]] == pieces[cut_at:]
+    assert taken_over.flush() == straight.flush()
+
+
+def test_bytes_that_never_become_a_character_are_given_out_and_decoded_in_short_windows() -> None:
+    longest = 0
+
+    def decode(tokens: Sequence[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(tokens))
+        return bytes_as_text(tokens)
+
+    said = AnswerText(decode, ())
+    out, _ = said.replay([0xF0] * 1000 + list(b"end"))
+    assert out.endswith("\ufffdend")
+    assert longest < 20

@@ -16,11 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ladr.config import ModelSettings, WorkerSettings
-from ladr.errors import EngineFailed, InvalidRequest, NotFound, PromptTooLong
-from services.worker.engine import EngineRequest, Message, Sampling
+from ladr.errors import CannotResume, EngineFailed, InvalidRequest, NotFound, PromptTooLong
+from services.worker.engine import Continuation, EngineRequest, Message, Piece, Sampling
 from services.worker.engines.sources import locate
 from services.worker.engines.transformers import TransformersEngine
-from tests.engines import answer, text_of, tokens_of
+from tests.engines import after, answer, text_of, tokens_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 GREEDY = Sampling(temperature=0, max_tokens=24)
@@ -112,6 +112,57 @@ async def test_a_seed_gives_the_same_answer_in_other_company(engine: Transformer
     assert tokens_of(answers[2][0]) != alone
 
 
+PARROTS = "🦜🐉🏰🦜🐉🏰🦜🐉🏰🦜🐉🏰🦜🐉🏰🦜🐉"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request("What is the capital of France?"),
+        request("Tell me a story.", Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=7, max_tokens=16, logprobs=2)),
+        request("What is the capital of France?", Sampling(temperature=0, max_tokens=24, stop=("is Paris. I",))),
+        EngineRequest("r", "m", GREEDY, prompt=PARROTS),
+    ],
+    ids=["greedy", "seeded", "stop string", "emojis"],
+)
+async def test_an_answer_cut_anywhere_goes_on_as_if_undisturbed(
+    engine: TransformersEngine, asked: EngineRequest
+) -> None:
+    whole, end = await answer(engine, asked)
+    cuts = [*range(1, len(whole), 3), len(whole)]
+    for begin in range(0, len(cuts), 4):  # four at once, so that each has company
+        resumed = await asyncio.gather(*(answer(engine, after(asked, whole[:cut])) for cut in cuts[begin : begin + 4]))
+        for cut, (rest, same_end) in zip(cuts[begin:], resumed, strict=False):
+            assert tokens_of(rest) == tokens_of(whole[cut:])
+            assert text_of(rest) == text_of(whole[cut:])
+            assert same_end == end
+
+
+async def test_an_answer_that_was_complete_already_is_just_finished(engine: TransformersEngine, saved: Path) -> None:
+    ends = AutoTokenizer.from_pretrained(saved / "smol").eos_token_id
+    sampling = Sampling(temperature=0, max_tokens=2, stop=("XY",))
+    for ids, text, lacking, reason in (((504, 3575), "The", " capital", "length"), ((504, ends), "The", "", "stop")):
+        told = Continuation(ids, 2, text)
+        pieces, end = await answer(engine, request("What is the capital of France?", sampling, continuation=told))
+        assert pieces == ([Piece(lacking, (), 0)] if lacking else [])
+        assert (end.reason, end.completion_tokens) == (reason, 2)
+    began_s = time.monotonic()
+    while engine.gauges().kv_used_ratio:
+        assert time.monotonic() - began_s < 5
+        await asyncio.sleep(0.005)
+
+
+async def test_a_continuation_that_makes_no_sense_is_refused(engine: TransformersEngine) -> None:
+    for told, error, field in (
+        (Continuation((), 2, "x"), CannotResume, ""),
+        (Continuation((49_152, 1), 2, "x"), InvalidRequest, "continuation.token_ids"),
+        (Continuation((5,) * 500, 500, "x"), InvalidRequest, "continuation.token_count"),
+    ):
+        with pytest.raises(error) as refused:
+            await answer(engine, request("Say hi.", Sampling(max_tokens=600), continuation=told))
+        assert refused.value.field == field
+
+
 async def test_max_tokens_and_stop_strings_end_the_answer(engine: TransformersEngine) -> None:
     pieces, end = await answer(engine, request("Name three rivers.", Sampling(temperature=0, max_tokens=1)))
     assert (end.reason, end.completion_tokens, len(tokens_of(pieces))) == ("length", 1, 1)
@@ -123,9 +174,7 @@ async def test_max_tokens_and_stop_strings_end_the_answer(engine: TransformersEn
 
 
 async def test_an_emoji_of_several_tokens_comes_out_whole(engine: TransformersEngine) -> None:
-    asked = EngineRequest(
-        id="r", model="m", sampling=Sampling(temperature=0, max_tokens=24), prompt="🦜🐉🏰🦜🐉🏰🦜🐉🏰🦜🐉🏰🦜🐉🏰🦜🐉"
-    )
+    asked = EngineRequest(id="r", model="m", sampling=GREEDY, prompt=PARROTS)
     pieces, _ = await answer(engine, asked)
     assert "🐉" in text_of(pieces)
     assert "\ufffd" not in text_of(pieces[:-1])

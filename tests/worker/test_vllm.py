@@ -6,15 +6,17 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ladr.config import ModelSettings, WorkerSettings
-from ladr.errors import EngineFailed, PromptTooLong
+from ladr.errors import CannotResume, EngineFailed, PromptTooLong
 from services.worker import engines
-from services.worker.engine import End, EngineRequest, Message, Piece, Sampling
+from services.worker.engine import Continuation, End, EngineRequest, Message, Piece, Sampling
+from tests.engines import after, answer, text_of, tokens_of
 
 
 @pytest.fixture
@@ -26,9 +28,10 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         del sys.modules[name]
 
 
-async def run(engine: Any, text: str, **sampling: Any) -> list[Piece | End]:
+async def run(engine: Any, text: str, continuation: Continuation | None = None, **sampling: Any) -> list[Piece | End]:
     await engine.load(ModelSettings(name="m", source="llm"), lambda _: None)
-    request = EngineRequest("same-id", "m", Sampling(**sampling), messages=(Message("user", text),))
+    messages = (Message("user", text),)
+    request = EngineRequest("same-id", "m", Sampling(**sampling), messages=messages, continuation=continuation)
     async with aclosing(engine.generate(request)) as events:
         return [event async for event in events]
 
@@ -37,7 +40,7 @@ async def test_deltas_become_pieces_and_the_end_of_turn_is_not_counted(engine: A
     *pieces, end = await run(engine, "one two <eos>")
     assert "".join(p.text for p in pieces) == " one two"
     assert sum(p.count for p in pieces) == sum(len(p.token_ids) for p in pieces) == 2
-    assert end == End("stop", 3, 2, cached_prompt_tokens=2)
+    assert end == End("stop", 4, 2, cached_prompt_tokens=2)
 
 
 async def test_length_and_stop_strings_are_told_apart(engine: Any) -> None:
@@ -45,6 +48,33 @@ async def test_length_and_stop_strings_are_told_apart(engine: Any) -> None:
     assert (end.reason, end.completion_tokens) == ("length", 2)
     *_, end = await run(engine, "one halt three", stop=("halt",))
     assert (end.reason, end.stop_sequence) == ("stop_sequence", "halt")
+
+
+@pytest.mark.parametrize(
+    ("script", "sampling"),
+    [
+        ("one two three four <eos>", {}),
+        ("one two three four", {"max_tokens": 3, "logprobs": 1}),
+        ("one halt and stop five", {"stop": ["halt and stop"]}),
+        ("one 0xF09F 0xA69C two <eos>", {"stop": ["🦜 three"]}),
+    ],
+)
+async def test_an_answer_cut_anywhere_goes_on_as_if_undisturbed(
+    engine: Any, script: str, sampling: dict[str, Any]
+) -> None:
+    await engine.load(ModelSettings(name="m", source="llm"), lambda _: None)
+    asked = EngineRequest("same-id", "m", Sampling(**sampling), messages=(Message("user", script),))
+    whole, end = await answer(engine, asked)
+    for cut in range(len(whole) + 1):
+        rest, same_end = await answer(engine, after(asked, whole[:cut]))
+        assert tokens_of(rest) == tokens_of(whole[cut:])
+        assert text_of(rest) == text_of(whole[cut:])
+        assert same_end == replace(end, cached_prompt_tokens=same_end.cached_prompt_tokens)
+
+
+async def test_without_token_ids_it_does_not_go_on(engine: Any) -> None:
+    with pytest.raises(CannotResume):
+        await run(engine, "one two", continuation=Continuation((), 1, " one"))
 
 
 async def test_logprobs_are_passed_on(engine: Any) -> None:

@@ -5,6 +5,10 @@ calls that thread back with each token, and while it reads the prompt after each
 the event loop is handed them one by one. A callback that returns True ends the generation, which is how stop strings and
 cancellation work. Cancelling takes one batch at most, in the prompt too: on a CPU batches are therefore kept small.
 
+An answer that another worker began goes on after its text, which the chat template is made to say at its very end: half a
+character, and what was held back as the possible beginning of a stop string, is said anew and counted anew. A space at its
+end is taken back first: it belongs to the token of the next word.
+
 What xllamacpp does not allow: it holds the interpreter's lock while it makes and frees a model (0.3 s and 0.05 s for
 135M), so that nothing else in the process runs. The file is read into the page cache beforehand, which keeps that short.
 Its HTTP listener cannot be turned off: it gets a Unix socket in a private directory, which is deleted at once, and a random
@@ -16,22 +20,23 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import struct
 import tempfile
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any
 
 import structlog
 import xllamacpp
 
 from ladr.config import ModelSettings, WorkerSettings
-from ladr.errors import EngineFailed, InvalidRequest, LadrError, NotFound, PromptTooLong
-from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
+from ladr.errors import CannotResume, EngineFailed, InvalidRequest, LadrError, NotFound, PromptTooLong
+from services.worker.engine import End, EngineRequest, Gauges, Piece, Reason, TokenLogprob
+from services.worker.engines.gguf_header import Header, read_header
 from services.worker.engines.sources import locate_file
+from services.worker.resume import answer_limit
 from services.worker.text import StopScanner, refuse_hopeless, token_logprobs
 
 log = structlog.get_logger()
@@ -44,10 +49,8 @@ _CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to a multiple of thi
 _READ_BYTES = 8 << 20
 _SEEDS = 2**32 - 1  # the last 32-bit seed means "a random one"
 
-_STRING, _ARRAY = 8, 9
-_GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
-_GGUF_BOUNDS = {"context_length": 1 << 28, "block_count": 512}
-_GGUF_STRING_BYTES = 16 << 20
+_TOO_LONG = "exceed_context_size_error"
+_SO_FAR = "ladr_so_far"  # what the chat template calls the text of the answer so far
 
 Event = Piece | End | LadrError
 
@@ -58,6 +61,7 @@ class _Model:
 
     server: Any
     context: int
+    continues_chats: bool  # its chat template is known, and says `_SO_FAR` at its end
 
     def free(self) -> None:
         self.server = None
@@ -87,6 +91,9 @@ class LlamaCppEngine:
         if model is None:
             raise NotFound("the model is not loaded", resource=("model", request.model))
         refuse_hopeless(request, model.context)
+        answer_limit(request, 1, model.context)
+        if request.continuation and request.messages and not model.continues_chats:
+            raise CannotResume("the model has no chat template of its own to go on with")
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()  # holds max_tokens pieces at most
 
@@ -131,13 +138,13 @@ class LlamaCppEngine:
     def _load(self, model: ModelSettings, progress: Callable[[float], None]) -> _Model:
         progress(0.0)
         path = locate_file(model.source, self._settings.model_root)
-        trained = trained_context(path)
+        header = read_header(path)
         asked = model.context_tokens or self._settings.context_tokens
-        context = min(-(-asked // _CONTEXT_STEP) * _CONTEXT_STEP, trained)
+        context = min(-(-asked // _CONTEXT_STEP) * _CONTEXT_STEP, header.context)
         _read_ahead(path, lambda ratio: progress(0.9 * ratio))
         with tempfile.TemporaryDirectory(prefix="ladr-") as private:
             try:
-                server = xllamacpp.Server(self._parameters(path, context, f"{private}/llama.sock"))
+                server = xllamacpp.Server(self._parameters(path, header, context, f"{private}/llama.sock"))
             except (RuntimeError, ValueError):
                 raise InvalidRequest(
                     "llama.cpp cannot load the source: damaged, of an unknown architecture, or too large for the memory",
@@ -145,9 +152,9 @@ class LlamaCppEngine:
                 ) from None
         _warm_up(server)
         progress(1.0)
-        return _Model(server, context)
+        return _Model(server, context, bool(header.chat_template))
 
-    def _parameters(self, path: Path, context: int, socket: str) -> Any:
+    def _parameters(self, path: Path, header: Header, context: int, socket: str) -> Any:
         settings = self._settings
         parameters = xllamacpp.CommonParams()
         parameters.model.path = str(path)
@@ -158,10 +165,13 @@ class LlamaCppEngine:
             threads.n_threads = settings.threads
         if settings.gpu_layers == 0 or not _has_gpu():
             parameters.n_batch = parameters.n_ubatch = _CPU_BATCH + settings.slots
+        if header.chat_template:
+            parameters.chat_template = header.chat_template.removesuffix("\n") + f"{{{{ {_SO_FAR} }}}}"
         parameters.fit_params = False  # the context is as configured, or the load fails
         parameters.cache_ram_mib = 0  # prompts are cached in the slots, not in further memory
         parameters.warmup = False
         parameters.force_pure_content_parser = True
+        parameters.prefill_assistant = False  # else a last turn of the assistant is lost with that parser
         parameters.verbosity = -1
         parameters.hostnames = [socket]
         parameters.api_keys = [secrets.token_urlsafe(32)]
@@ -185,9 +195,11 @@ class _Answer:
         self.prompt_tokens = 0
         self.made = 0
         self.ended = False
+        self._before = request.continuation.token_count if request.continuation else 0
+        self._joins = request.continuation is None  # whether the text has been joined to what the client has
         self._given = 0
         self._cached = 0
-        self._reason: Literal["stop", "length"] = "length"
+        self._reason: Reason = "length"
         self._silent: tuple[TokenLogprob, ...] = ()  # tokens without text of their own that await the next piece
         self._scanner = StopScanner(request.sampling.stop)
 
@@ -197,8 +209,15 @@ class _Answer:
         Raises: PromptTooLong, InvalidRequest, EngineFailed: the chunk is an error.
         """
         if error := chunk.get("error"):
-            raise _failure(error)
+            if not self._fills_context(error):
+                raise _failure(error)
+            self.prompt_tokens = error["n_prompt_tokens"]
+            yield self._end("length")
+            return
         self._count(chunk)
+        if self.prompt_tokens and self._before == self.request.sampling.max_tokens:
+            yield self._end("length")
+            return
         choice: Mapping[str, Any] = next(iter(chunk.get("choices") or ()), {})
         if choice.get("finish_reason") == "stop":
             self._reason = "stop"
@@ -209,9 +228,14 @@ class _Answer:
         if (usage := chunk.get("usage")) and not self.ended:
             yield from self._finish(usage)
 
+    def _fills_context(self, error: Mapping[str, Any]) -> bool:
+        """Whether it is the answer so far that leaves no room, and not the prompt."""
+        prompt = error.get("n_prompt_tokens", 0) - self._before
+        return bool(self._before and error.get("type") == _TOO_LONG and prompt < error.get("n_ctx", 0))
+
     def _count(self, chunk: Mapping[str, Any]) -> None:
         if progress := chunk.get("prompt_progress"):
-            self.prompt_tokens, self._cached = progress["total"], progress["cache"]
+            self.prompt_tokens, self._cached = progress["total"], progress["cache"]  # with the answer so far
         if timings := chunk.get("timings"):
             self.made = timings["predicted_n"]
 
@@ -219,7 +243,7 @@ class _Answer:
         """A piece for the tokens since the last; llama.cpp tells only the last of those that make up one character."""
         tokens, self._silent = self._silent, ()
         count, self._given = self.made - self._given, self.made
-        text, stopped = self._scanner.feed(text)
+        text, stopped = self._scanner.feed(self._joined(text, tokens))
         if len(tokens) == count:
             yield Piece(text, tuple(token.token_id for token in tokens), count, self._logprobs(tokens))
         else:
@@ -231,14 +255,27 @@ class _Answer:
         self.made = usage["completion_tokens"]
         if self._reason == "stop":
             self.made = max(self._given, self.made - 1)  # the last was the end-of-turn token
-        held = self._scanner.flush()
+        held = self._scanner.feed(self._joined("", self._silent))[0] + self._scanner.flush()
         if held or self.made > self._given:
             yield Piece(held, (), self.made - self._given)
         yield self._end(self._reason)
 
-    def _end(self, reason: Literal["stop", "length", "stop_sequence"], stopped: str = "") -> End:
+    def _end(self, reason: Reason, stopped: str = "") -> End:
         self.ended = True
-        return End(reason, self.prompt_tokens, self.made, stopped, self._cached)
+        prompt = max(self.prompt_tokens - self._before, 1)
+        return End(reason, prompt, self._before + self.made, stopped, min(self._cached, prompt))
+
+    def _joined(self, text: str, tokens: tuple[TokenLogprob, ...]) -> str:
+        """The text of these tokens; the first after a continuation with the white space that llama.cpp strips from the
+        beginning of a chat's answer, and without the space that was taken back.
+        """
+        if self._joins:
+            return text
+        self._joins = True
+        said = "".join(token.token for token in tokens)
+        white = said[: len(said) - len(said.lstrip())]
+        text = text if text.startswith(white) else white + text
+        return text.removeprefix(_text_so_far(self.request)[1])
 
     def _logprobs(self, tokens: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
         wanted = self.request.sampling.logprobs
@@ -281,12 +318,14 @@ def _run(model: _Model, answer: _Answer, emit: Callable[[Event], None]) -> None:
 def _body(request: EngineRequest) -> dict[str, Any]:
     """The request as llama.cpp takes it. Stop strings are ours: it does not say which one it met."""
     sampling = request.sampling
+    count = request.continuation.token_count if request.continuation else 0
+    text, _ = _text_so_far(request)
     body: dict[str, Any] = {
         "stream": True,
         "stream_options": {"include_usage": True},
         "timings_per_token": True,  # tells how many tokens a chunk stands for
         "return_progress": True,  # calls back while the prompt is read
-        "max_tokens": min(sampling.max_tokens, 2**31 - 1),
+        "max_tokens": min(max(sampling.max_tokens - count, 1), 2**31 - 1),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -299,16 +338,23 @@ def _body(request: EngineRequest) -> dict[str, Any]:
         messages = [{"role": message.role, "content": message.content} for message in request.messages]
         return body | {
             "messages": messages,
+            "chat_template_kwargs": {_SO_FAR: text},
             "reasoning_format": "none",
             "logprobs": True,
             "top_logprobs": alternatives,
         }
-    return body | {"prompt": request.prompt, "logprobs": alternatives}
+    return body | {"prompt": request.prompt + text, "logprobs": alternatives}
+
+
+def _text_so_far(request: EngineRequest) -> tuple[str, str]:
+    """The text of a continuation, and a space that is taken back from its end."""
+    text = request.continuation.text if request.continuation else ""
+    return (text[:-1], " ") if text.endswith(" ") else (text, "")
 
 
 def _failure(error: Mapping[str, Any]) -> LadrError:
     """llama.cpp's error as ours; its text may quote the prompt and is left out."""
-    if error.get("type") == "exceed_context_size_error":
+    if error.get("type") == _TOO_LONG:
         return PromptTooLong(
             f"the prompt has {error.get('n_prompt_tokens')} tokens, the model's context {error.get('n_ctx')}",
             field="prompt",
@@ -316,67 +362,6 @@ def _failure(error: Mapping[str, Any]) -> LadrError:
     if error.get("code") == 400:
         return InvalidRequest("llama.cpp refuses the request")
     return EngineFailed("llama.cpp failed on the request")
-
-
-def trained_context(path: Path) -> int:
-    """Context in tokens that the model in a GGUF file was trained for.
-
-    Raises: InvalidRequest: not a GGUF file, or its header makes no sense.
-    """
-    try:
-        with path.open("rb") as file:
-            return _trained_context(file)
-    except (OSError, ValueError, KeyError, struct.error):
-        raise InvalidRequest("the source is not a sound GGUF file", field="source") from None
-
-
-def _trained_context(file: BinaryIO) -> int:
-    """Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; keys are read as far as they are needed."""
-
-    def number(form: str) -> int:
-        value: int = struct.unpack(f"<{form}", file.read(struct.calcsize(form)))[0]
-        return value
-
-    def string() -> str:
-        length = number("Q")
-        if length > _GGUF_STRING_BYTES or len(data := file.read(length)) < length:
-            raise ValueError("string too long")
-        return data.decode("utf-8")
-
-    def skip(kind: int) -> None:
-        if kind == _STRING:
-            string()
-        elif kind == _ARRAY:
-            inner, count = number("I"), number("Q")
-            if inner != _STRING:
-                file.seek(_GGUF_SIZES[inner] * count, 1)
-                return
-            for _ in range(count):
-                string()
-        else:
-            file.seek(_GGUF_SIZES[kind], 1)
-
-    if file.read(4) != b"GGUF" or number("I") not in (2, 3):
-        raise ValueError("not GGUF")
-    tensors, pairs = number("Q"), number("Q")
-    if not 0 < tensors < 1 << 20:
-        raise ValueError("no tensors")
-    architecture = ""
-    found: dict[str, int] = {}
-    for _ in range(pairs):
-        key, kind = string(), number("I")
-        name = key.removeprefix(f"{architecture}.")
-        if key == "general.architecture" and kind == _STRING:
-            architecture = string()
-        elif architecture and name in _GGUF_BOUNDS and name != key and kind in (4, 10):
-            found[name] = number("I" if kind == 4 else "Q")
-            if not 0 < found[name] <= _GGUF_BOUNDS[name]:
-                raise ValueError(f"{name} out of bounds")  # llama.cpp would end the process over it
-            if found.keys() == _GGUF_BOUNDS.keys():
-                return found["context_length"]
-        else:
-            skip(kind)
-    raise ValueError("no context length")
 
 
 def _read_ahead(path: Path, progress: Callable[[float], None]) -> None:

@@ -16,9 +16,18 @@ from typing import Any, Literal
 import httpx
 
 from ladr.config import ModelSettings, WorkerSettings
-from ladr.errors import EngineFailed, InvalidRequest, LadrError, NotFound, Overloaded, PromptTooLong, Unreachable
+from ladr.errors import (
+    CannotResume,
+    EngineFailed,
+    InvalidRequest,
+    LadrError,
+    NotFound,
+    Overloaded,
+    PromptTooLong,
+    Unreachable,
+)
 from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
-from services.worker.text import StopScanner, token_logprobs
+from services.worker.text import StopScanner, about_tokens, token_logprobs
 
 _LINE_BYTES = 1 << 20
 _ERROR_BYTES = 64 << 10
@@ -85,6 +94,8 @@ class OpenAIEngine:
         upstream = self._models.get(request.model)
         if upstream is None:
             raise NotFound("the model is not loaded", resource=("model", request.model))
+        if request.continuation:
+            raise CannotResume("an upstream cannot go on with an answer that another began")
         path = "chat/completions" if request.messages else "completions"
         answer = _Answer(request)
         try:
@@ -121,7 +132,7 @@ class _Answer:
         self._scanner = StopScanner(request.sampling.stop)
         self._given = 0  # tokens in pieces so far
         self._made = 0  # tokens that the upstream says it generated; 0 while it says nothing
-        self._prompt = _estimate(request)
+        self._prompt = about_tokens(request)  # until the upstream tells
         self._cached = 0
         self._reason: Literal["stop", "length"] | None = None
 
@@ -310,9 +321,3 @@ def _logprobs(choice: Mapping[str, Any], wanted: int | None) -> tuple[TokenLogpr
         )
         for token, logprob, top in zip(told["tokens"], told["token_logprobs"], tops, strict=False)
     )
-
-
-def _estimate(request: EngineRequest) -> int:
-    """Prompt tokens at about four bytes each, for an upstream that has not told them when a stop string ends the answer."""
-    texts = [request.prompt, *(message.content for message in request.messages)]
-    return max(1, sum(len(text.encode("utf-8", "replace")) for text in texts) // 4)

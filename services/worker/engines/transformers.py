@@ -11,6 +11,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,18 +20,18 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ladr.config import ModelSettings, WorkerSettings
-from ladr.errors import EngineFailed, InvalidRequest, LadrError, PromptTooLong
+from ladr.errors import EngineFailed, InvalidRequest, LadrError
 from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
 from services.worker.engines.batching import Batch, Sequence, Step
 from services.worker.engines.sources import locate
-from services.worker.text import StopScanner, refuse_hopeless
+from services.worker.resume import answer_limit, catch_up, needed_ids
+from services.worker.text import AnswerText, refuse_hopeless
 
 log = structlog.get_logger()
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CLOSE_S = 10.0
 _FAILED = EngineFailed("the engine failed on this request")
-_WINDOW = 8  # tokens that are decoded together to find the text of the last
 
 
 @dataclass(eq=False)
@@ -48,9 +49,7 @@ class _Running:
 
     answer: _Answer
     sequence: Sequence
-    scanner: StopScanner
-    prefix: int  # first token of the window that is decoded anew for each token
-    shown: int = 0  # characters of that window that were emitted or lie in the scanner
+    text: AnswerText
 
 
 class TransformersEngine:
@@ -126,7 +125,8 @@ class TransformersEngine:
             int(getattr(config, "max_position_embeddings", 0)) or 1 << 30,
         )
         batch = Batch(network, config.num_hidden_layers, self._settings.slots, context)
-        return _Model(model.name, tokenizer, batch, _ends(network, tokenizer))
+        vocabulary = int(network.get_input_embeddings().num_embeddings)
+        return _Model(model.name, tokenizer, vocabulary, batch, _ends(network, tokenizer))
 
     def _dtype(self, config: Any) -> torch.dtype:
         if self._settings.dtype != "auto":
@@ -140,9 +140,10 @@ class TransformersEngine:
 class _Model(threading.Thread):
     """One loaded model and the thread that runs its batch."""
 
-    def __init__(self, name: str, tokenizer: Any, batch: Batch, ends: frozenset[int]) -> None:
+    def __init__(self, name: str, tokenizer: Any, vocabulary: int, batch: Batch, ends: frozenset[int]) -> None:
         super().__init__(name=f"transformers-{name}", daemon=True)
         self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
         self._ends = ends
         self._arrivals: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()  # bounded by the worker's slots
         self._waiting: deque[_Answer] = deque()
@@ -221,9 +222,14 @@ class _Model(threading.Thread):
             log.exception("prompt_broke", model=self.name)
             answer.emit(InvalidRequest("the model's chat template does not take these messages", field="messages"))
             return
-        scanner = StopScanner(answer.request.sampling.stop)
-        self._running[sequence] = _Running(answer, sequence, scanner, prefix=sequence.prompt_length)
+        running = _Running(answer, sequence, AnswerText(self._decode, answer.request.sampling.stop))
+        self._running[sequence] = running
         self.batch.add(sequence)
+        limit = sequence.limit - sequence.prompt_length
+        for event in catch_up(running.text, answer.request, sequence.prompt_length, limit, self._ends):
+            answer.emit(event)
+            if isinstance(event, End):
+                self._drop(running)
 
     def _sequence(self, request: EngineRequest) -> Sequence:
         if request.messages:
@@ -231,13 +237,12 @@ class _Model(threading.Thread):
             ids = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
         else:
             ids = self._tokenizer(request.prompt)["input_ids"]
-        room = self.batch.context - len(ids)
-        if room < 1:
-            raise PromptTooLong(
-                f"the prompt has {len(ids)} tokens, the model's context {self.batch.context}", field="prompt"
-            )
-        limit = len(ids) + min(request.sampling.max_tokens, room)
-        return Sequence(list(ids), len(ids), request.sampling, limit)
+        limit = len(ids) + answer_limit(request, len(ids), self.batch.context)
+        return Sequence([*ids, *needed_ids(request, self._vocabulary)], len(ids), request.sampling, limit)
+
+    def _decode(self, ids: Ids[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
 
     def _take(self, step: Step) -> None:
         """Emit the text that a new token completes, and the end if it is one."""
@@ -246,10 +251,10 @@ class _Model(threading.Thread):
         if step.token in self._ends:
             self._end(running, End("stop", sequence.prompt_length, made - 1))
             return
-        text, stopped = running.scanner.feed(self._new_text(running))
+        text, stopped = running.text.feed(step.token)
         full = len(sequence.tokens) >= sequence.limit
         if full and not stopped:
-            text += running.scanner.flush()
+            text += running.text.flush()
         running.answer.emit(Piece(text, (step.token,), 1, self._logprobs(step)))
         if stopped:
             self._end(running, End("stop_sequence", sequence.prompt_length, made, stopped))
@@ -257,27 +262,10 @@ class _Model(threading.Thread):
             self._end(running, End("length", sequence.prompt_length, made))
 
     def _end(self, running: _Running, end: End) -> None:
-        if held := running.scanner.flush():
+        if held := running.text.flush():
             running.answer.emit(Piece(held, (), 0))
         running.answer.emit(end)
         self._drop(running)
-
-    def _new_text(self, running: _Running) -> str:
-        """Text that the last token completes: what decoding a window with it has over decoding it without.
-
-        Empty while the window ends inside a character. The window then grows; else it moves on, so that this stays cheap.
-        """
-        window = running.sequence.tokens[running.prefix :]
-        text: str = self._tokenizer.decode(window, skip_special_tokens=True)
-        if text.endswith("\ufffd"):
-            return ""
-        new = text[running.shown :]
-        if len(window) > _WINDOW:  # keep the last token, as context for a space before the next
-            running.prefix = len(running.sequence.tokens) - 1
-            running.shown = len(self._tokenizer.decode(window[-1:], skip_special_tokens=True))
-        else:
-            running.shown = len(text)
-        return new
 
     def _logprobs(self, step: Step) -> tuple[TokenLogprob, ...]:
         if step.logprob is None:

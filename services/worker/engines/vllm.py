@@ -1,10 +1,15 @@
-"""The `vllm` engine: vLLM in this process, where it is installed (a CUDA machine); vLLM batches, caches and stops by itself."""
+"""The `vllm` engine: vLLM in this process, where it is installed (a CUDA machine); vLLM batches and caches by itself.
+
+Text is made of the tokens here, and stop strings are found here: vLLM looks for them only in what it has generated itself,
+and an answer that it takes over may have the beginning of one already. Its draws are not keyed by position: a sampled answer
+that it takes over goes on otherwise than undisturbed, with the same seed too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -15,10 +20,11 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from ladr.config import ModelSettings, WorkerSettings
-from ladr.errors import EngineFailed, InvalidRequest, PromptTooLong
-from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
+from ladr.errors import EngineFailed, InvalidRequest
+from services.worker.engine import End, EngineRequest, Gauges, Piece, Reason, TokenLogprob
 from services.worker.engines.sources import locate
-from services.worker.text import refuse_hopeless
+from services.worker.resume import answer_limit, catch_up, needed_ids
+from services.worker.text import AnswerText, refuse_hopeless
 
 log = structlog.get_logger()
 
@@ -58,28 +64,46 @@ class VllmEngine:
         engine = self._engines[request.model]
         context = self._contexts[request.model]
         refuse_hopeless(request, context)
-        ids = await self._prompt(engine, request)
-        if len(ids) >= context:
-            raise PromptTooLong(f"the prompt has {len(ids)} tokens, the model's context {context}", field="prompt")
-        made = 0
+        tokenizer = await _tokenizer(engine)
+        ids = await _prompt(tokenizer, request)
+        limit = answer_limit(request, len(ids), context)
+        so_far = needed_ids(request, len(tokenizer))
+
+        def decode(tokens: Sequence[int]) -> str:
+            return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+        said = AnswerText(decode, request.sampling.stop)
+        made = len(so_far)
+        for event in await asyncio.to_thread(catch_up, said, request, len(ids), limit, {tokenizer.eos_token_id}):
+            yield event
+            if isinstance(event, End):
+                return
         try:
             stream = engine.generate(
-                TokensPrompt(prompt_token_ids=ids),
-                _parameters(request, context - len(ids)),
+                TokensPrompt(prompt_token_ids=[*ids, *so_far]),
+                _parameters(request, limit - made),
                 f"{request.id}-{next(self._number)}",  # vLLM wants its own ids unique
             )
             # Leaving the generator aborts the request in the engine.
             async with aclosing(stream) as outputs:
                 async for output in outputs:
                     answer = output.outputs[0]
-                    new = list(answer.token_ids)
-                    ended = answer.finish_reason == "stop" and answer.stop_reason is None
-                    count = len(new) - 1 if ended and new else len(new)  # the end-of-turn token is not counted
-                    if count or answer.text:
-                        made += count
-                        yield Piece(answer.text, tuple(new[:count]), count, _logprobs(new[:count], answer.logprobs))
+                    tokens, cached = list(answer.token_ids), output.num_cached_tokens or 0
+                    if answer.finish_reason == "stop":
+                        del tokens[-1:]  # the end-of-turn token is not counted
+                    logprobs = _logprobs(tokens, answer.logprobs)
+                    for place, token in enumerate(tokens):
+                        made += 1
+                        text, stopped = said.feed(token)
+                        yield Piece(text, (token,), 1, logprobs[place : place + 1])
+                        if stopped:
+                            yield End("stop_sequence", len(ids), made, stopped, min(cached, len(ids)))
+                            return
                     if output.finished:
-                        yield _end(answer, len(ids), made, output.num_cached_tokens or 0)
+                        if held := said.flush():
+                            yield Piece(held, (), 0)
+                        reason: Reason = "length" if answer.finish_reason == "length" else "stop"
+                        yield End(reason, len(ids), made, "", min(cached, len(ids)))
         except ValueError as error:
             log.warning("request_refused", reason=str(error)[:500])
             raise InvalidRequest("vLLM does not take this request", field="sampling") from error
@@ -94,32 +118,35 @@ class VllmEngine:
         for name in list(self._engines):
             await self.unload(name)
 
-    async def _prompt(self, engine: AsyncLLM, request: EngineRequest) -> list[int]:
-        tokenizer: Any = engine.get_tokenizer()
-        if asyncio.iscoroutine(tokenizer):  # so in older versions
-            tokenizer = await tokenizer
-        if not request.messages:
-            return list((await asyncio.to_thread(tokenizer, request.prompt))["input_ids"])
-        turns = [{"role": m.role, "content": m.content} for m in request.messages]
-        try:
-            made = await asyncio.to_thread(
-                tokenizer.apply_chat_template, turns, add_generation_prompt=True, return_dict=True
-            )
-        except Exception as error:  # a chat template may fail in any way
-            raise InvalidRequest("the model's chat template does not take these messages", field="messages") from error
-        return list(made["input_ids"])
+
+async def _tokenizer(engine: AsyncLLM) -> Any:
+    tokenizer: Any = engine.get_tokenizer()
+    return await tokenizer if asyncio.iscoroutine(tokenizer) else tokenizer  # so in older versions
 
 
-def _parameters(request: EngineRequest, room: int) -> SamplingParams:
+async def _prompt(tokenizer: Any, request: EngineRequest) -> list[int]:
+    if not request.messages:
+        return list((await asyncio.to_thread(tokenizer, request.prompt))["input_ids"])
+    turns = [{"role": m.role, "content": m.content} for m in request.messages]
+    try:
+        made = await asyncio.to_thread(
+            tokenizer.apply_chat_template, turns, add_generation_prompt=True, return_dict=True
+        )
+    except Exception as error:  # a chat template may fail in any way
+        raise InvalidRequest("the model's chat template does not take these messages", field="messages") from error
+    return list(made["input_ids"])
+
+
+def _parameters(request: EngineRequest, max_tokens: int) -> SamplingParams:
     asked = request.sampling
     return SamplingParams(
         temperature=asked.temperature,
         top_p=asked.top_p,
         top_k=asked.top_k or -1,
-        max_tokens=min(asked.max_tokens, room),
-        stop=list(asked.stop),
+        max_tokens=max_tokens,
         seed=asked.seed,
         logprobs=asked.logprobs,
+        detokenize=asked.logprobs is not None,  # for the names of tokens
         output_kind=RequestOutputKind.DELTA,
     )
 
@@ -134,11 +161,3 @@ def _logprobs(tokens: list[int], given: Any) -> tuple[TokenLogprob, ...]:
         own = rivals[token]
         named.append(TokenLogprob(token, own.decoded_token or "", own.logprob, top))
     return tuple(named)
-
-
-def _end(answer: Any, prompt_tokens: int, made: int, cached: int) -> End:
-    if answer.finish_reason == "length":
-        return End("length", prompt_tokens, made, cached_prompt_tokens=cached)
-    if isinstance(answer.stop_reason, str):
-        return End("stop_sequence", prompt_tokens, made, answer.stop_reason, cached)
-    return End("stop", prompt_tokens, made, cached_prompt_tokens=cached)

@@ -1,7 +1,8 @@
 """What LADR uses of vLLM, in vLLM's shapes, over a script of tokens: vLLM itself needs a GPU.
 
-Written after vLLM's public AsyncLLM interface (v1). "a b c" as a prompt answers with those words, one token each; the word
-<eos> ends the turn, <broken> breaks the engine.
+Written after vLLM's public AsyncLLM interface (v1). "a b c" as a prompt answers with those words, one token each, and a chat
+whose template is followed by some of them goes on after these. The word <eos> ends the turn, <broken> breaks the engine, and
+0xF09F stands for those bytes of a character.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ class SamplingParams:
     top_p: float
     top_k: int
     max_tokens: int
-    stop: list[str]
     seed: int | None
     logprobs: int | None
+    detokenize: bool
     output_kind: Any
 
 
