@@ -68,7 +68,7 @@ class Router:
         self._rng = rng
         self._make_id = make_id
         self._sink = sink
-        self._policy = policies.create(settings)
+        self.main_policy = policies.create(settings)
         self._fallback = LeastRequest()
         self._retries = RetryBudget(settings.retry_budget)
         self._hedges = RetryBudget(settings.hedge_budget, _HEDGE_RESERVE)
@@ -119,7 +119,7 @@ class Router:
 
     def policy(self, now_s: float) -> Policy:
         """The policy that picks now: by own counts alone while no reports come."""
-        return self._fallback if self.board.blind(now_s) else self._policy
+        return self._fallback if self.board.blind(now_s) else self.main_policy
 
     async def close(self) -> None:
         """End what goes on beside the requests. No request is open."""
@@ -396,10 +396,10 @@ class Router:
         if row is None:
             return None
         self.prober.probe(policy.probes(candidates, self._rng), policy)
-        return Lease(row, ask, self._policy, self._row_changed)
+        return Lease(row, ask, self.main_policy, self._row_changed)
 
     def _row_changed(self, row: Row) -> None:
-        self._policy.changed(row, self._rng)
+        self.main_policy.changed(row, self._rng)
         self.changed()
 
     def _serve(self) -> None:

@@ -10,9 +10,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from ladr.routing.sink import Sink
 from ladr.routing.window import Window
+from services.router.tuning.tuning import Outcomes
 
 log = structlog.get_logger()
 
+_NOT_SERVED = ("overloaded", "no_worker")  # the fleet's fault, not the client's
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
@@ -24,6 +26,7 @@ class RouterSink(Sink):
 
     def __init__(self, registry: CollectorRegistry, slo_s: float) -> None:
         self._slo_s = slo_s
+        self.outcomes = Outcomes(slo_s)
         self._slo: defaultdict[str, Window] = defaultdict(Window)  # (in time, late) by model
 
         def counter(name: str, about: str, *labels: str) -> Counter:
@@ -44,9 +47,12 @@ class RouterSink(Sink):
 
     def ended(self, model: str, outcome: str) -> None:
         self._requests.labels(model, outcome).inc()
+        if outcome in _NOT_SERVED:
+            self.outcomes.add(None)
 
     def first_token(self, model: str, took_s: float, edge_s: float) -> None:
         self._ttft.labels(model).observe(took_s)
+        self.outcomes.add(took_s)
         late = took_s > self._slo_s
         self._slo[model].add(not late, late, time.monotonic())
         if edge_s:
