@@ -38,6 +38,7 @@ class RouterSink(Sink):
         self._requests = counter("requests", "Requests that ended, by how", "model", "outcome")
         self._retries = counter("retries", "Further attempts before the first token, by why", "reason")
         self._resumes = counter("resumes", "Answers that another worker went on with, by why", "reason")
+        self._taken_back = counter("taken_back", "Requests taken out of a worker's queue, to be picked for again")
         self._hedges = counter("hedges", "Second workers asked before the first token, by whether they won", "won")
         self._fallbacks = counter("fallbacks", "Requests that another model answered", "model", "to")
         self._judgements = counter("cascade_judgements", "Student answers, by what became of them", "model", "verdict")
@@ -73,6 +74,9 @@ class RouterSink(Sink):
     def resumed(self, worker_id: str, reason: str, tokens: int) -> None:
         self._resumes.labels(reason.lower()).inc()
         log.info("resume", worker=worker_id, reason=reason, tokens=tokens)
+
+    def taken_back(self, worker_id: str) -> None:
+        self._taken_back.inc()
 
     def hedged(self, won: bool) -> None:
         self._hedges.labels("yes" if won else "no").inc()
