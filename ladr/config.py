@@ -70,9 +70,23 @@ class RouterSettings(Server):
     port: Port = Field(50051, description="gRPC port; 0 takes a free one")
     http_port: Port = Field(9090, description="HTTP port of /metrics; 0 takes a free one")
     bus: Addresses = Field(("127.0.0.1:50052",), description="MetricsBus instances; the first that answers is used")
-    policy: Literal["ladr-weighted", "least-request", "round-robin"] = Field(
-        "ladr-weighted", description="how a worker is picked"
-    )
+    policy: Literal[
+        "ladr",
+        "ladr-weighted",
+        "round-robin",
+        "random",
+        "least-request",
+        "power-of-two",
+        "peak-ewma",
+        "prequal",
+        "grpc-wrr",
+        "sed",
+        "lmetric",
+        "smg",
+    ] = Field("ladr", description="how a worker is picked")
+    growth: float = Field(1.0, ge=0, le=10, description="ladr: how much longer a step is taken to be with all slots busy")
+    hold: int = Field(2, ge=0, le=64, description="ladr: requests sent to a worker beyond its slots; others wait in the router")
+    noise: float = Field(0.2, ge=0, lt=1, description="ladr: spread of the costs, so that several routers do not herd")
     alpha: float = Field(0.5, gt=0, description="weight of latency in the score")
     beta: float = Field(0.5, gt=0, description="weight of the queue in the score")
     theta: float = Field(0.7, ge=0, lt=1, description="share of the old value in each smoothing step")

@@ -1,0 +1,55 @@
+"""ladr: the least cost in seconds among the workers with room; without room the request waits."""
+
+from __future__ import annotations
+
+import math, os
+from collections.abc import Sequence
+from random import Random
+
+from ladr.routing.policy import Ask, C, Candidate, Policy
+E = os.environ.get
+K=float(E('K','1')); HOLD=int(E('HOLD','0')); NOISE=float(E('NOISE','0.2')); PHI=int(E('PHI','1')); NORM=int(E('NORM','0'))
+W=float(E('W','0.02')); JIT=float(E('JIT','0'))
+
+class Ladr(Policy):
+    def __init__(self, growth: float, hold: int, noise: float) -> None:
+        self._k = K
+        self._hold = HOLD
+        self._noise = NOISE
+        self._costs: dict[Candidate, float] = {}
+        self._state = {}
+        self._mine = self._all = 0
+        self._phi = 1.0
+        self._base = {}
+
+    def changed(self, candidate: Candidate, rng: Random) -> None:
+        slots, depth = candidate.slots, candidate.depth
+        a, b = self._state.get(candidate, (0, 0))
+        self._mine += candidate.in_flight - a
+        self._all += depth - b
+        self._state[candidate] = candidate.in_flight, depth
+        if self._all:
+            self._phi += W * (max(self._mine / self._all,0.02) - self._phi)
+        pace_s = candidate.pace_s or 0.01
+        if NORM:
+            p, base = self._base.get(candidate, (None, pace_s))
+            if p != pace_s:
+                base2 = pace_s / (1 + self._k * min(max(candidate.reported-1,0)/slots,1))
+                base = base2 if p is None else base + NORM/10*(base2-base)
+                self._base[candidate] = pace_s, base
+            pace_s = base
+        sent = candidate.sent
+        if PHI and sent > 0:
+            depth += sent * (1 / self._phi - 1)
+        if self._noise:
+            pace_s *= 1 + self._noise * (rng.random() - 0.5)
+        if depth + 1 <= slots:
+            self._costs[candidate] = pace_s * (1 + self._k * depth / slots)
+        elif depth + 1 <= slots + self._hold:
+            self._costs[candidate] = 1e6 + (depth + 1 - slots) * pace_s / slots
+        else:
+            self._costs[candidate] = math.inf
+
+    def pick(self, candidates: Sequence[C], ask: Ask, rng: Random, now_s: float) -> C | None:
+        best = min(candidates, key=self._costs.__getitem__)
+        return best if self._costs[best] < math.inf else None
