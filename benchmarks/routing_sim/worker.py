@@ -9,31 +9,47 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import Any
 
-from benchmarks.routing_sim.scenario import BLOCK_TOKENS, Machine
+from benchmarks.routing_sim.scenario import BLOCK_TOKENS, Machine, Work
 from ladr.v1 import fleet_pb2, generation_pb2
 
-if TYPE_CHECKING:
-    from benchmarks.routing_sim.simulation import Job
-
 DRAFTED = 4  # tokens a step
+Schedule = Callable[[float, Callable[[Any], None], Any], None]  # at_s, what, its argument
+
+
+class Visit:
+    """A request at a worker: one attempt. The subclass is told of its first token and its end, at the worker's own time."""
+
+    __slots__ = ("began", "generating", "over", "staged", "taken_s", "work")
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.taken_s = 0.0
+        self.staged = self.began = self.generating = self.over = False
+
+    def first_token(self, now_s: float) -> None:
+        raise NotImplementedError
+
+    def finished(self, now_s: float) -> None:
+        raise NotImplementedError
 
 
 class Worker:
     """The true state; `told_*` is what leaves it. Times are seconds of the simulation."""
 
-    def __init__(self, name: str, machine: Machine, schedule: Callable[[float, Callable[[int], None], int], None]) -> None:
+    def __init__(self, name: str, machine: Machine, clock: Callable[[], float], schedule: Schedule) -> None:
         self.name = name
         self.machine = machine
         self.slower = 1.0
         self.fails = False
         self.running = 0
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[Visit] = deque()
+        self._clock = clock
         self._schedule = schedule
         self._steps = 0.0  # since the beginning
         self._at_s = 0.0
-        self._ends: list[tuple[float, int, bool, Job]] = []  # (step, tie-break, whether it is the first token, job)
+        self._ends: list[tuple[float, int, bool, Visit]] = []  # (step, tie-break, whether it is the first token, visit)
         self._generating = 0
         self._version = 0
         self._count = 0
@@ -62,14 +78,26 @@ class Worker:
         others = (batch - 1) / max(machine.slots - 1, 1)
         return machine.step_s * self.slower * (1 + machine.growth * others)
 
+    def token_s(self, batch: int) -> float:
+        """What a token of an answer takes with so many running."""
+        return self.step_s(batch) / self.machine.tokens_per_step
+
+    def fits(self, work: Work) -> bool:
+        """Whether it could begin at once."""
+        return self.busy < self.machine.slots and self._has_memory(work)
+
+    def _has_memory(self, work: Work) -> bool:
+        limit = self.machine.kv_tokens
+        return not limit or not self.running or self._kv_used + work.prompt_tokens + work.answer_tokens <= limit
+
     def slow_down(self, slower: float, now_s: float) -> None:
         self._advance(now_s)
         self.slower = slower
         self._plan(now_s)
 
-    def take(self, job: Job, now_s: float) -> None:
+    def take(self, visit: Visit, now_s: float) -> None:
         """A request came."""
-        job.taken_s = now_s
+        visit.taken_s = now_s
         self._revision += 1
         self._accepted += 1
         if self.machine.stage_s:
@@ -78,33 +106,34 @@ class Worker:
             self._stage_count += 1
             self._stage_s += self._stage_free_s - now_s
             self._in_stage += 1
-            job.staged = True
-            job.at(self._stage_free_s, self._staged)
+            visit.staged = True
+            self._schedule(self._stage_free_s, self._staged, visit)
             return
-        self._enter(job, now_s)
+        self._enter(visit, now_s)
 
-    def _staged(self, job: Job, now_s: float) -> None:
-        job.staged = False
+    def _staged(self, visit: Visit) -> None:
+        visit.staged = False
         self._in_stage -= 1
-        if not job.over:
-            self._enter(job, now_s)
+        if not visit.over:
+            self._enter(visit, self._clock())
 
-    def _enter(self, job: Job, now_s: float) -> None:
-        self.waiting.append(job)
+    def _enter(self, visit: Visit, now_s: float) -> None:
+        self.waiting.append(visit)
         self._admit(now_s)
 
-    def cancel(self, job: Job, now_s: float) -> None:
+    def cancel(self, visit: Visit) -> None:
         """Its client gave up; nothing happens if it is over here."""
-        if job.over:
+        if visit.over:
             return
-        job.over = True
+        visit.over = True
         self._revision += 1
-        if job.staged:
+        if visit.staged:
             return
-        if not job.began:
-            self.waiting.remove(job)
+        if not visit.began:
+            self.waiting.remove(visit)
             return
-        self._leave(job, now_s)
+        now_s = self._clock()
+        self._leave(visit, now_s)
         self._admit(now_s)
 
     def _admit(self, now_s: float) -> None:
@@ -112,22 +141,21 @@ class Worker:
         machine = self.machine
         self._advance(now_s)
         while self.waiting and self.running < machine.slots:
-            job = self.waiting[0]
-            need = job.work.prompt_tokens + job.work.answer_tokens
-            if machine.kv_tokens and self.running and self._kv_used + need > machine.kv_tokens:
+            visit = self.waiting[0]
+            if not self._has_memory(visit.work):
                 break
             self.waiting.popleft()
-            self._kv_used += need
-            new_tokens = job.work.prompt_tokens - self._held(job.work.prefix)
+            self._kv_used += visit.work.prompt_tokens + visit.work.answer_tokens
+            new_tokens = visit.work.prompt_tokens - self._held(visit.work.prefix)
             self._prompt_tokens += new_tokens
             self.running += 1
-            job.began = True
+            visit.began = True
             reading = max(new_tokens, 1) / machine.read_tokens
             first = self._steps + reading + 1
-            last = first + max(job.work.answer_tokens - 1, 0) / machine.tokens_per_step
+            last = first + max(visit.work.answer_tokens - 1, 0) / machine.tokens_per_step
             self._count += 2
-            heappush(self._ends, (first, self._count, True, job))
-            heappush(self._ends, (last, self._count + 1, False, job))
+            heappush(self._ends, (first, self._count, True, visit))
+            heappush(self._ends, (last, self._count + 1, False, visit))
         self._plan(now_s)
 
     def _held(self, prefix: tuple[int, ...]) -> int:
@@ -147,11 +175,11 @@ class Worker:
             self._cache.popitem(last=False)
         return held * BLOCK_TOKENS
 
-    def _leave(self, job: Job, now_s: float) -> None:
+    def _leave(self, visit: Visit, now_s: float) -> None:
         self._advance(now_s)
         self.running -= 1
-        self._kv_used -= job.work.prompt_tokens + job.work.answer_tokens
-        if job.generating:
+        self._kv_used -= visit.work.prompt_tokens + visit.work.answer_tokens
+        if visit.generating:
             self._generating -= 1
 
     def _advance(self, now_s: float) -> None:
@@ -176,23 +204,23 @@ class Worker:
     def _happens(self, version: int) -> None:
         if version != self._version:
             return
-        _, _, first, job = heappop(self._ends)
-        now_s = job.clock()
+        _, _, first, visit = heappop(self._ends)
+        now_s = self._clock()
         self._advance(now_s)
         if first:
-            job.generating = True
+            visit.generating = True
             self._generating += 1
             self._ttft_count += 1
-            self._ttft_s += now_s - job.taken_s
-            job.first_token(now_s)
+            self._ttft_s += now_s - visit.taken_s
+            visit.first_token(now_s)
             self._plan(now_s)
             return
-        job.over = True
+        visit.over = True
         self._revision += 1
         self._finished += 1
-        self._leave(job, now_s)
+        self._leave(visit, now_s)
         self._admit(now_s)
-        job.finished(now_s)
+        visit.finished(now_s)
 
     def fail(self) -> None:
         """It failed a request at once."""
@@ -226,7 +254,7 @@ class Worker:
             failed_total=self._failed,
             tokens_total=int(self.tokens),
             prompt_tokens_total=self._prompt_tokens,
-            queued_prompt_tokens=sum(job.work.prompt_tokens for job in self.waiting),
+            queued_prompt_tokens=sum(visit.work.prompt_tokens for visit in self.waiting),
             accepted_total=self._accepted,
             load_revision=self._revision,
         )

@@ -127,6 +127,13 @@ class Policy:
         """One of them; None: let the request wait, and ask again when something changed."""
         raise NotImplementedError
 
+    def keeps(self, candidate: Candidate, waiting: int) -> bool:
+        """A request was just taken by a worker where now so many wait for a slot, it the last of them: whether it shall stay.
+
+        If not it is taken back and a worker is picked again, or it waits in the router.
+        """
+        return True
+
     def weights(self, candidates: Sequence[Candidate]) -> list[float]:
         """For each candidate its share of the next requests, as far as chance or capacity decide; they sum to 1."""
         return [1 / len(candidates)] * len(candidates)

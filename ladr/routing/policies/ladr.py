@@ -9,7 +9,7 @@ from random import Random
 from ladr.routing.policy import Ask, C, Candidate, Policy
 E = os.environ.get
 K=float(E('K','1')); HOLD=int(E('HOLD','0')); NOISE=float(E('NOISE','0.2')); PHI=int(E('PHI','1')); NORM=int(E('NORM','0'))
-W=float(E('W','0.02')); JIT=float(E('JIT','0'))
+KEEP=float(E('KEEP','0.1'));PROBE=int(E('PROBE','0'));GAP=float(E('GAP','0.01'));W=float(E('W','0.02')); JIT=float(E('JIT','0'))
 
 class Ladr(Policy):
     def __init__(self, growth: float, hold: int, noise: float) -> None:
@@ -52,4 +52,16 @@ class Ladr(Policy):
 
     def pick(self, candidates: Sequence[C], ask: Ask, rng: Random, now_s: float) -> C | None:
         best = min(candidates, key=self._costs.__getitem__)
+        self._waits = self._costs[best] == math.inf
+        self._now = now_s
         return best if self._costs[best] < math.inf else None
+
+    def keeps(self, candidate, waiting):
+        return waiting <= KEEP * candidate.finished_per_s
+
+    _last = 0.0
+    def probes(self, candidates, rng):
+        if not PROBE or not self._waits or self._phi > 0.9 or self._now - self._last < GAP:
+            return ()
+        self._last = self._now
+        return rng.sample(candidates, min(PROBE, len(candidates)))
