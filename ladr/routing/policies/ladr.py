@@ -9,7 +9,7 @@ from random import Random
 from ladr.routing.policy import Ask, C, Candidate, Policy
 E = os.environ.get
 K=float(E('K','1')); HOLD=int(E('HOLD','0')); NOISE=float(E('NOISE','0.2')); PHI=int(E('PHI','1')); NORM=int(E('NORM','0'))
-KEEP=float(E('KEEP','0.1'));PROBE=int(E('PROBE','0'));GAP=float(E('GAP','0.01'));W=float(E('W','0.02')); JIT=float(E('JIT','0'))
+KEEP=float(E('KEEP','0.1'));STARVE=float(E('STARVE','0'));PMIN=float(E('PMIN','.02'));PROBE=int(E('PROBE','0'));GAP=float(E('GAP','0.01'));W=float(E('W','0.02')); JIT=float(E('JIT','0'))
 
 class Ladr(Policy):
     def __init__(self, growth: float, hold: int, noise: float) -> None:
@@ -29,7 +29,7 @@ class Ladr(Policy):
         self._all += depth - b
         self._state[candidate] = candidate.in_flight, depth
         if self._all:
-            self._phi += W * (max(self._mine / self._all,0.02) - self._phi)
+            self._phi += W * (max(self._mine / self._all,PMIN) - self._phi)
         pace_s = candidate.pace_s or 0.01
         if NORM:
             p, base = self._base.get(candidate, (None, pace_s))
@@ -50,13 +50,30 @@ class Ladr(Policy):
         else:
             self._costs[candidate] = math.inf
 
-    def pick(self, candidates: Sequence[C], ask: Ask, rng: Random, now_s: float) -> C | None:
+    _since = None
+    _full = False
+    def pick(self, candidates, ask, rng, now_s):
         best = min(candidates, key=self._costs.__getitem__)
         self._waits = self._costs[best] == math.inf
         self._now = now_s
-        return best if self._costs[best] < math.inf else None
+        self._full = False
+        if not self._waits:
+            self._since = None
+            return best
+        if self._since is None:
+            self._since = now_s
+        if STARVE and now_s - self._since > STARVE and self._phi < 0.9:
+            room = [c for c in candidates if c.depth + 1 <= c.slots + 1]
+            if room:
+                best = max(room, key=lambda c: c.finished_per_s)
+                self._since = now_s
+                self._full = best
+                return best
+        return None
 
     def keeps(self, candidate, waiting):
+        if candidate is self._full:
+            return waiting <= 2
         return waiting <= KEEP * candidate.finished_per_s
 
     _last = 0.0
