@@ -36,6 +36,7 @@ from ladr.config_types import (
     AsModels,
     Bytes,
     Duration,
+    Names,
     Port,
     RedisUrl,
     between,
@@ -84,9 +85,19 @@ class RouterSettings(Server):
         "lmetric",
         "smg",
     ] = Field("ladr", description="how a worker is picked")
-    growth: float = Field(1.0, ge=0, le=10, description="ladr: how much longer a step is taken to be with all slots busy")
-    hold: int = Field(2, ge=0, le=64, description="ladr: requests sent to a worker beyond its slots; others wait in the router")
-    noise: float = Field(0.2, ge=0, lt=1, description="ladr: spread of the costs, so that several routers do not herd")
+    growth: float = Field(
+        1.0, ge=0, le=10, description="ladr: how much longer a step is taken to be with all slots busy"
+    )
+    hold: int = Field(
+        0, ge=0, le=64, description="ladr: requests sent to a worker beyond its slots; the others wait in the router"
+    )
+    noise: float = Field(
+        0.2, ge=0, lt=1, description="ladr: spread of the costs, so that several routers do not herd"
+    )
+    dimensions: Names = Field(
+        ("kv", "stages", "edge", "prefix", "session"),
+        description="ladr: what else costs: kv, stages, edge, draft, prefix, session, or package.module:Class",
+    )
     alpha: float = Field(0.5, gt=0, description="weight of latency in the score")
     beta: float = Field(0.5, gt=0, description="weight of the queue in the score")
     theta: float = Field(0.7, ge=0, lt=1, description="share of the old value in each smoothing step")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from benchmarks.routing_sim.simulation import Job
 
 MAX_ATTEMPTS = 4
+MAX_TAKEN_BACK = 16
 SWEEP_S = 0.2
 BUS_S = 0.001  # what a report takes to a router
 
@@ -51,7 +52,6 @@ class Router:
         self._report_s = scenario.report_s
         self._healthy = not any(trouble.fails for trouble in scenario.troubles)
         self.probes = 0
-        self.taken_back = 0
         self._rows: list[Row] = []
         self._workers: dict[Row, Worker] = {}
         for worker in workers:
@@ -180,8 +180,11 @@ class Router:
             return
         visit.lease.started(load)
         row, job = visit.lease.row, visit.job
-        if load.queued and job.attempts < MAX_ATTEMPTS and not self._policy.keeps(row, load.queued):
-            self.taken_back += 1
+        keeps = self._policy.keeps(row, load.queued)
+        self._changed(row)
+        if load.queued and not keeps and job.taken_back < MAX_TAKEN_BACK:
+            job.taken_back += 1
+            job.attempts -= 1
             self._leave(visit)
             self._wait(job)
         self._drain()

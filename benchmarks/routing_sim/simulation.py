@@ -25,6 +25,7 @@ class Job:
     ttft_s: float = math.inf
     total_s: float = math.inf
     attempts: int = 0
+    taken_back: int = 0
     failed: bool = False
     cancelled: bool = False
 

@@ -228,9 +228,12 @@ class Worker:
 
     def load(self) -> generation_pb2.Load:
         """What a message says of it."""
-        return generation_pb2.Load(
-            running=self.running, queued=len(self.waiting) + self._in_stage, revision=self._revision
-        )
+        running = self._told_running()
+        return generation_pb2.Load(running=running, queued=self.busy - running, revision=self._revision)
+
+    def _told_running(self) -> int:
+        """Requests in a further stage count as running while there are slots for them."""
+        return min(self.running + self._in_stage, self.machine.slots)
 
     def report(self, now_s: float) -> fleet_pb2.WorkerReport:
         """What it says of itself now."""
@@ -247,8 +250,8 @@ class Worker:
             sequence=self._sequence,
             state=fleet_pb2.WORKER_STATE_READY,
             slots=machine.told_slots or machine.slots,
-            running=self.running,
-            queued=len(self.waiting) + self._in_stage,
+            running=self._told_running(),
+            queued=self.busy - self._told_running(),
             tokens_per_second=(self.tokens - then) / (now_s - then_s) if now_s > then_s else 0.0,
             finished_total=self._finished,
             failed_total=self._failed,

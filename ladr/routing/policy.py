@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeVar
 
+PREFIX_BLOCK_TOKENS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -19,7 +21,7 @@ class Ask:
         prompt_tokens: about; four bytes are one.
         answer_tokens: what it may be expected to generate: recent answers' mean, at most its max_tokens.
         session: its session's name, or "".
-        prefix: hashes of the prompt's leading blocks, each of all the text up to there, so that two requests that share
+        prefix: hashes of the prompt's leading blocks of 64 tokens, each of all the text up to there, so that two requests that share
             the first n entries share that much text; short or empty where nothing is shared.
     """
 
@@ -128,9 +130,10 @@ class Policy:
         raise NotImplementedError
 
     def keeps(self, candidate: Candidate, waiting: int) -> bool:
-        """A request was just taken by a worker where now so many wait for a slot, it the last of them: whether it shall stay.
+        """A worker has just taken a request (`started`), and so many wait for a slot there: whether the request shall stay.
 
-        If not it is taken back and a worker is picked again, or it waits in the router.
+        Where it does not stay although others wait, it is taken back: cancelled there and picked for again, which may also
+        let it wait in the router. That is no failure of the worker.
         """
         return True
 

@@ -1,84 +1,171 @@
-"""ladr: the least cost in seconds among the workers with room; without room the request waits."""
+"""ladr: a request goes where it costs the fewest seconds among the workers with a free slot; with none free it waits here.
+
+cost = pace · (1 + growth · n / slots) · 128 tokens · noise + dimensions, n requests there now, this router's newest included.
+
+`pace` is what a token takes there alone: each measured one, divided by 1 + growth · (n − 1) / slots of its time, smoothed.
+Why so: the slot guard keeps requests from queueing at one worker while another is free; the token's pace shows a slow worker
+within a few reports; a request that waits here can still go anywhere. With several routers, each knows of the others' requests
+only by what workers tell. One that took a slot which this router thought free leaves its request waiting there, and the worker
+says so at once: then it is taken back.
+
+Slots may be told wrongly, or memory run out before slots do. A worker where requests wait has as many slots as run; one that
+is full is tried with one more from time to time, and has more slots if that begins at once.
+"""
 
 from __future__ import annotations
 
-import math, os
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
+from ladr.routing.dimensions import ANSWER_TOKENS, Dimension
 from ladr.routing.policy import Ask, C, Candidate, Policy
-E = os.environ.get
-K=float(E('K','1')); HOLD=int(E('HOLD','0')); NOISE=float(E('NOISE','0.2')); PHI=int(E('PHI','1')); NORM=int(E('NORM','0'))
-KEEP=float(E('KEEP','0.1'));STARVE=float(E('STARVE','0'));PMIN=float(E('PMIN','.02'));PROBE=int(E('PROBE','0'));GAP=float(E('GAP','0.01'));W=float(E('W','0.02')); JIT=float(E('JIT','0'))
+
+START_PACE_S = 0.02  # before any worker told one
+SMOOTHING = 0.1  # share of the new in each step of the pace
+TRIAL_S = 1.0  # a full worker is tried so often
+TRIALS_S = 0.05  # and one of all so often
+FORGET_PICKS = 1024
+
+
+@dataclass(slots=True)
+class _Known:
+    """What this router found out about a worker."""
+
+    told_slots: int
+    slots: int
+    measured_s: float | None = None
+    pace_s: float | None = None
+    tried_s: float = -math.inf
+
+
+class _Costs(dict[Candidate, float]):
+    """Seconds by candidate; a missing one is computed."""
+
+    def __init__(self, policy: Ladr) -> None:
+        self._policy = policy
+
+    def __missing__(self, candidate: Candidate) -> float:
+        return self._policy.update(candidate, 1.0)
+
 
 class Ladr(Policy):
-    def __init__(self, growth: float, hold: int, noise: float) -> None:
-        self._k = K
-        self._hold = HOLD
-        self._noise = NOISE
-        self._costs: dict[Candidate, float] = {}
-        self._state = {}
-        self._mine = self._all = 0
-        self._phi = 1.0
-        self._base = {}
+    """Costs are kept up to date as workers change, so that a pick is one scan of a table."""
+
+    def __init__(self, growth: float, hold: int, noise: float, dimensions: Sequence[Dimension]) -> None:
+        self._growth = growth
+        self._hold = hold
+        self._noise = noise
+        self._dimensions = dimensions
+        self._of_asks = [d for d in dimensions if type(d).concerns is not Dimension.concerns]
+        self._costs = _Costs(self)
+        self._known: dict[Candidate, _Known] = {}
+        self._typical_s = START_PACE_S
+        self._trials_s = -math.inf
+        self._picks = 0
 
     def changed(self, candidate: Candidate, rng: Random) -> None:
-        slots, depth = candidate.slots, candidate.depth
-        a, b = self._state.get(candidate, (0, 0))
-        self._mine += candidate.in_flight - a
-        self._all += depth - b
-        self._state[candidate] = candidate.in_flight, depth
-        if self._all:
-            self._phi += W * (max(self._mine / self._all,PMIN) - self._phi)
-        pace_s = candidate.pace_s or 0.01
-        if NORM:
-            p, base = self._base.get(candidate, (None, pace_s))
-            if p != pace_s:
-                base2 = pace_s / (1 + self._k * min(max(candidate.reported-1,0)/slots,1))
-                base = base2 if p is None else base + NORM/10*(base2-base)
-                self._base[candidate] = pace_s, base
-            pace_s = base
-        sent = candidate.sent
-        if PHI and sent > 0:
-            depth += sent * (1 / self._phi - 1)
-        if self._noise:
-            pace_s *= 1 + self._noise * (rng.random() - 0.5)
-        if depth + 1 <= slots:
-            self._costs[candidate] = pace_s * (1 + self._k * depth / slots)
-        elif depth + 1 <= slots + self._hold:
-            self._costs[candidate] = 1e6 + (depth + 1 - slots) * pace_s / slots
+        self.update(candidate, 1 + self._noise * (rng.random() - 0.5))
+
+    def update(self, candidate: Candidate, noise: float) -> float:
+        """Compute a worker's cost anew."""
+        known = self._measure(candidate)
+        if candidate.depth >= known.slots + self._hold:
+            cost_s = math.inf
         else:
-            self._costs[candidate] = math.inf
+            cost_s = self._own_s(candidate, known) * noise
+            for dimension in self._dimensions:
+                cost_s += dimension.cost_s(candidate)
+        self._costs[candidate] = cost_s
+        return cost_s
 
-    _since = None
-    _full = False
-    def pick(self, candidates, ask, rng, now_s):
+    def _own_s(self, candidate: Candidate, known: _Known) -> float:
+        """Of the answer's tokens, and of waiting for a slot."""
+        pace_s = known.pace_s or self._typical_s
+        answer_s = pace_s * (1 + self._growth * min(candidate.depth / known.slots, 1.0)) * ANSWER_TOKENS
+        return answer_s * (1 + max(candidate.depth + 1 - known.slots, 0) / known.slots)
+
+    def _measure(self, candidate: Candidate) -> _Known:
+        known = self._known.get(candidate)
+        if known is None:
+            known = self._known[candidate] = _Known(candidate.slots, candidate.slots)
+        if candidate.slots != known.told_slots:
+            known.told_slots = known.slots = candidate.slots
+        measured_s = candidate.pace_s
+        if measured_s and measured_s != known.measured_s:
+            known.measured_s = measured_s
+            busy = min(max(candidate.reported - 1, 0) / known.slots, 1.0)
+            alone_s = measured_s / (1 + self._growth * busy)
+            known.pace_s = alone_s if known.pace_s is None else known.pace_s + SMOOTHING * (alone_s - known.pace_s)
+            self._typical_s += SMOOTHING / 10 * (alone_s - self._typical_s)
+        return known
+
+    def pick(self, candidates: Sequence[C], ask: Ask, rng: Random, now_s: float) -> C | None:
+        self._picks += 1
+        if self._picks % FORGET_PICKS == 0:
+            self._forget(candidates)
         best = min(candidates, key=self._costs.__getitem__)
-        self._waits = self._costs[best] == math.inf
-        self._now = now_s
-        self._full = False
-        if not self._waits:
-            self._since = None
+        best_s = self._costs[best]
+        if best_s == math.inf:
+            return self._trial(candidates, now_s)
+        return self._nearer(candidates, best, best_s, ask) if self._of_asks else best
+
+    def _nearer(self, candidates: Sequence[C], best: C, best_s: float, ask: Ask) -> C:
+        """The one that costs least where the request itself counts; only the few that it concerns are looked at."""
+        concerned = {id(c): c for dimension in self._of_asks for c in dimension.concerns(ask)}
+        if not concerned:
             return best
-        if self._since is None:
-            self._since = now_s
-        if STARVE and now_s - self._since > STARVE and self._phi < 0.9:
-            room = [c for c in candidates if c.depth + 1 <= c.slots + 1]
-            if room:
-                best = max(room, key=lambda c: c.finished_per_s)
-                self._since = now_s
-                self._full = best
-                return best
-        return None
+        best_s += self._ask_s(best, ask)
+        for candidate in candidates:
+            if id(candidate) in concerned and candidate is not best:
+                cost_s = self._costs[candidate]
+                if cost_s < math.inf:
+                    cost_s += self._ask_s(candidate, ask)
+                    if cost_s < best_s:
+                        best, best_s = candidate, cost_s
+        return best
 
-    def keeps(self, candidate, waiting):
-        if candidate is self._full:
-            return waiting <= 2
-        return waiting <= KEEP * candidate.finished_per_s
+    def _ask_s(self, candidate: Candidate, ask: Ask) -> float:
+        return sum(dimension.ask_cost_s(candidate, ask) for dimension in self._of_asks)
 
-    _last = 0.0
-    def probes(self, candidates, rng):
-        if not PROBE or not self._waits or self._phi > 0.9 or self._now - self._last < GAP:
-            return ()
-        self._last = self._now
-        return rng.sample(candidates, min(PROBE, len(candidates)))
+    def _trial(self, candidates: Sequence[C], now_s: float) -> C | None:
+        """All are full, as far as is known: the one that was tried longest ago, if it is time to try one."""
+        if now_s < self._trials_s + TRIALS_S:
+            return None
+        chosen = min(candidates, key=lambda c: self._measure(c).tried_s)
+        known = self._known[chosen]
+        if now_s < known.tried_s + TRIAL_S or chosen.depth > known.slots + self._hold:
+            return None
+        known.tried_s = self._trials_s = now_s
+        return chosen
+
+    def keeps(self, candidate: Candidate, waiting: int) -> bool:
+        known = self._measure(candidate)
+        if waiting:
+            known.slots = max(candidate.reported - waiting, 1)
+        elif candidate.reported > known.slots:
+            known.slots = candidate.reported
+            known.tried_s = -math.inf
+        return waiting <= self._hold
+
+    def sent(self, candidate: Candidate, ask: Ask, now_s: float) -> None:
+        for dimension in self._of_asks:
+            dimension.sent(candidate, ask)
+
+    def weights(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Free slots (at least a tenth of one) by the time of a token there: where the next requests are served soonest."""
+        shares = []
+        for candidate in candidates:
+            known = self._measure(candidate)
+            shares.append(max(known.slots - candidate.depth, 0.1) / self._own_s(candidate, known))
+        total = sum(shares)
+        return [share / total for share in shares]
+
+    def _forget(self, candidates: Sequence[Candidate]) -> None:
+        """Keep what is known of these alone, when it is much more than these. What is missed is found out again."""
+        if len(self._known) > 2 * len(candidates) + 64:
+            kept = set(candidates)
+            self._known = {candidate: known for candidate, known in self._known.items() if candidate in kept}
+            for candidate in self._costs.keys() - kept:
+                del self._costs[candidate]
