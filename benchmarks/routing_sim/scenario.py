@@ -171,14 +171,14 @@ SCENARIOS = (
     Scenario("pulse", FLEET, 0.5, pulse=800),
     Scenario("slower", FLEET, 0.65, troubles=_SLOWER),
     Scenario("pulse-slower", FLEET, 0.5, pulse=800, troubles=_SLOWER),
-    Scenario("small-slots", _SMALL, 0.8, duration_s=240.0),
+    Scenario("small-slots", _SMALL, 0.8, duration_s=600.0),
     Scenario("large-slots", _LARGE, 0.8, duration_s=60.0),
     Scenario("routers-2", FLEET, 0.8, routers=2),
     Scenario("routers-4", FLEET, 0.8, routers=4),
     Scenario("routers-4-load-95", FLEET, 0.95, routers=4),
     Scenario("routers-4-pulse", FLEET, 0.5, routers=4, pulse=800),
     Scenario("routers-4-slower", FLEET, 0.65, routers=4, troubles=_SLOWER),
-    Scenario("routers-4-small-slots", _SMALL, 0.8, routers=4, duration_s=240.0),
+    Scenario("routers-4-small-slots", _SMALL, 0.8, routers=4, duration_s=600.0),
 )
 
 _TOLD_TWICE = tuple(replace(machine, told_slots=64) for machine in FLEET)
