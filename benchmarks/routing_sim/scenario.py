@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 BLOCK_TOKENS = 64  # a prefix hash stands for so many tokens of a prompt
+FLEET_REQUESTS = 3_000  # a run of a random fleet, about
 DEADLINE_S = 2.0  # a first token that comes later is not counted as good
 
 
@@ -97,13 +98,18 @@ class Scenario:
         return mean_answer + mean_prompt / 200
 
     @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return self.load * sum(machine.tokens_per_s for machine in self.fleet) / self.mean_tokens()
+
+    @property
     def expected_answer(self) -> float:
         return self.answer[0] * math.exp(self.answer[1] ** 2 / 2)
 
     def works(self, seed: int) -> list[Work]:
         """All requests, by time of arrival."""
         rng = Random(f"{self.name} {seed}")
-        rate = self.load * sum(machine.tokens_per_s for machine in self.fleet) / self.mean_tokens()
+        rate = self.rate
         chats = [_Chat(number, rng) for number in range(self.sessions)]
         found = []
         now_s = rng.expovariate(rate)
@@ -183,10 +189,10 @@ SCENARIOS = (
 
 _TOLD_TWICE = tuple(replace(machine, told_slots=64) for machine in FLEET)
 _TOLD_HALF = tuple(replace(machine, told_slots=16) for machine in FLEET)
-_KV = tuple(replace(machine, kv_tokens=14_000) for machine in FLEET)
+_KV = tuple(replace(machine, kv_tokens=20_000) for machine in FLEET)
 _CACHES = tuple(replace(machine, cached_blocks=4096, read_tokens=100) for machine in FLEET)
 _FAR = (SLOW, replace(FAST, away_s=0.04), *(FAST,) * 3, replace(FAST, away_s=0.08))
-_STAGES = (SLOW, SLOW, replace(FAST, stage_s=0.30), *(replace(FAST, stage_s=0.05),) * 3)
+_STAGES = (SLOW, SLOW, replace(FAST, stage_s=0.10), *(replace(FAST, stage_s=0.02),) * 3)
 _DRAFTS = (replace(FAST, acceptance=0.8), replace(FAST, acceptance=0.1), *(replace(FAST, acceptance=0.5),) * 2)
 
 EXTRA = (
@@ -214,7 +220,6 @@ def random_fleets(count: int, seed: int) -> Iterator[Scenario]:
             )
             for _ in range(rng.randint(2, 12))
         )
-        duration_s = 120.0
         answer = math.exp(rng.uniform(math.log(50), math.log(300)))
         troubles = (Trouble(rng.randrange(len(fleet)), 30.0, slower=rng.uniform(2, 6)),) if rng.random() < 0.3 else ()
         load = rng.uniform(0.5, 0.92)
@@ -222,14 +227,14 @@ def random_fleets(count: int, seed: int) -> Iterator[Scenario]:
             whole = sum(machine.tokens_per_s for machine in fleet)
             lost = fleet[troubles[0].worker].tokens_per_s * (1 - 1 / troubles[0].slower)
             load = min(load, 0.92 * (1 - lost / whole))
-        yield Scenario(
+        scenario = Scenario(
             f"fleet-{seed}-{number}",
             fleet,
             load,
             routers=rng.randint(1, 4),
-            duration_s=duration_s,
             pulse=2 * sum(machine.slots for machine in fleet) if rng.random() < 0.25 else 0,
             troubles=troubles,
             prompt=(math.exp(rng.uniform(math.log(100), math.log(1000))), 0.8),
             answer=(answer, rng.uniform(0.4, 1.0)),
         )
+        yield replace(scenario, duration_s=min(max(FLEET_REQUESTS / scenario.rate, 60.0), 600.0))

@@ -98,7 +98,7 @@ class Simulation:
         work = self._works.popleft()
         if self._works:
             self._next()
-        job = Job(work, Ask(work.prompt_tokens, self._expected_tokens, work.session, work.prefix))
+        job = Job(work, Ask(work.prompt_tokens, self._expected_tokens, work.session, work.prefix, work.arrived_s))
         self.jobs.append(job)
         way = self._ways[work.router if self.routers else 0]
         way.arrives(job)

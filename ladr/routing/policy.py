@@ -5,6 +5,7 @@ A new one is a class in a file of its own under `policies`, with a line in `poli
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -23,12 +24,14 @@ class Ask:
         session: its session's name, or "".
         prefix: hashes of the prompt's leading blocks of 64 tokens, each of all the text up to there, so that two requests that share
             the first n entries share that much text; short or empty where nothing is shared.
+        arrived_s: when it came, monotonic seconds; infinite: it is not said.
     """
 
     prompt_tokens: int = 0
     answer_tokens: float = 0.0
     session: str = ""
     prefix: tuple[int, ...] = ()
+    arrived_s: float = math.inf
 
 
 class Candidate(Protocol):

@@ -6,7 +6,8 @@ cost = pace · (1 + growth · n / slots) · 128 tokens · noise + dimensions, n 
 Why so: the slot guard keeps requests from queueing at one worker while another is free; the token's pace shows a slow worker
 within a few reports; a request that waits here can still go anywhere. With several routers, each knows of the others' requests
 only by what workers tell. One that took a slot which this router thought free leaves its request waiting there, and the worker
-says so at once: then it is taken back.
+says so at once: then it is taken back. And of several routers the one whose request ends knows first of the free slot. A
+request that has waited long for want of such luck may queue at a worker, one of each router, and so gets its turn.
 
 Slots may be told wrongly, or memory run out before slots do. A worker where requests wait has as many slots as run; one that
 is full is tried with one more from time to time, and has more slots if that begins at once.
@@ -26,6 +27,9 @@ START_PACE_S = 0.02  # before any worker told one
 SMOOTHING = 0.1  # share of the new in each step of the pace
 TRIAL_S = 1.0  # a full worker is tried so often
 TRIALS_S = 0.05  # and one of all so often
+PATIENCE_S = 0.5  # a request that waited so long may queue at a worker
+QUEUE_SHARE = 0.25  # if it gets its turn there within this share of what it waited
+SAME_S = 0.001
 FORGET_PICKS = 1024
 
 
@@ -38,6 +42,8 @@ class _Known:
     measured_s: float | None = None
     pace_s: float | None = None
     tried_s: float = -math.inf
+    queued_s: float | None = None  # when a request of this router was sent there to queue, until it is through
+    may_queue: float = 0.0  # how many might wait there then
 
 
 class _Costs(dict[Candidate, float]):
@@ -108,7 +114,7 @@ class Ladr(Policy):
         best = min(candidates, key=self._costs.__getitem__)
         best_s = self._costs[best]
         if best_s == math.inf:
-            return self._trial(candidates, now_s)
+            return self._queue(candidates, now_s - ask.arrived_s, now_s) or self._trial(candidates, now_s)
         return self._nearer(candidates, best, best_s, ask) if self._of_asks else best
 
     def _nearer(self, candidates: Sequence[C], best: C, best_s: float, ask: Ask) -> C:
@@ -129,6 +135,27 @@ class Ladr(Policy):
     def _ask_s(self, candidate: Candidate, ask: Ask) -> float:
         return sum(dimension.ask_cost_s(candidate, ask) for dimension in self._of_asks)
 
+    def _queue(self, candidates: Sequence[C], waited_s: float, now_s: float) -> C | None:
+        """All are full, and others send there too: where it gets its turn soonest, if that is soon for one that waited so long.
+
+        A slot that becomes free is known first to the router whose request had it. One request of each router in the worker's
+        queue lets all routers have their turn.
+        """
+        if waited_s < PATIENCE_S:
+            return None
+        best, best_s = None, QUEUE_SHARE * waited_s
+        for candidate in candidates:
+            known = self._measure(candidate)
+            if known.queued_s is None and candidate.depth > candidate.in_flight and candidate.finished_per_s > 0:
+                wait_s = (candidate.depth + 1 - known.slots) / candidate.finished_per_s
+                if wait_s < best_s:
+                    best, best_s = candidate, wait_s
+        if best is not None:
+            known = self._known[best]
+            known.queued_s = now_s
+            known.may_queue = QUEUE_SHARE * waited_s * best.finished_per_s
+        return best
+
     def _trial(self, candidates: Sequence[C], now_s: float) -> C | None:
         """All are full, as far as is known: the one that was tried longest ago, if it is time to try one."""
         if now_s < self._trials_s + TRIALS_S:
@@ -146,8 +173,20 @@ class Ladr(Policy):
             known.slots = max(candidate.reported - waiting, 1)
         elif candidate.reported > known.slots:
             known.slots = candidate.reported
-            known.tried_s = -math.inf
-        return waiting <= self._hold
+            known.tried_s = self._trials_s = -math.inf
+        return waiting <= max(self._hold, 0.0 if known.queued_s is None else known.may_queue)
+
+    def first_token(self, candidate: Candidate, took_s: float, now_s: float) -> None:
+        self._through(candidate, now_s - took_s)
+
+    def ended(self, candidate: Candidate, took_s: float, ok: bool, now_s: float) -> None:
+        self._through(candidate, now_s - took_s)
+
+    def _through(self, candidate: Candidate, sent_s: float) -> None:
+        """A request that was sent then does not wait any more, and so none that was sent before."""
+        known = self._measure(candidate)
+        if known.queued_s is not None and sent_s >= known.queued_s - SAME_S:
+            known.queued_s = None
 
     def sent(self, candidate: Candidate, ask: Ask, now_s: float) -> None:
         for dimension in self._of_asks:
