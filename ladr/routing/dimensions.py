@@ -29,7 +29,7 @@ class Dimension:
         return ()
 
     def ask_cost_s(self, candidate: Candidate, ask: Ask) -> float:
-        """What this request costs there more than any, less if it is under 0. Asked for all that any dimension is concerned of."""
+        """What this request costs there more than any other; under 0: less. Asked for the best and all that are concerned."""
         return 0.0
 
     def sent(self, candidate: Candidate, ask: Ask) -> None:

@@ -22,8 +22,8 @@ class Ask:
         prompt_tokens: about; four bytes are one.
         answer_tokens: what it may be expected to generate: recent answers' mean, at most its max_tokens.
         session: its session's name, or "".
-        prefix: hashes of the prompt's leading blocks of 64 tokens, each of all the text up to there, so that two requests that share
-            the first n entries share that much text; short or empty where nothing is shared.
+        prefix: hashes of the prompt's leading blocks of 64 tokens, each of all the text up to there, so that two requests that
+            share the first n entries share that much text; short or empty where nothing is shared.
         arrived_s: when it came, monotonic seconds; infinite: it is not said.
     """
 

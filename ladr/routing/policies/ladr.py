@@ -16,9 +16,10 @@ is full is tried with one more from time to time, and has more slots if that beg
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import cast
 
 from ladr.routing.dimensions import ANSWER_TOKENS, Dimension
 from ladr.routing.policy import Ask, C, Candidate, Policy
@@ -26,7 +27,7 @@ from ladr.routing.policy import Ask, C, Candidate, Policy
 START_PACE_S = 0.02  # before any worker told one
 SMOOTHING = 0.1  # share of the new in each step of the pace
 TRIAL_S = 1.0  # a full worker is tried so often
-TRIALS_S = 0.05  # and one of all so often
+LOOK_S = 0.01  # while all are full they are looked over so often
 PATIENCE_S = 0.5  # a request that waited so long may queue at a worker
 QUEUE_SHARE = 0.25  # if it gets its turn there within this share of what it waited
 SAME_S = 0.001
@@ -68,7 +69,7 @@ class Ladr(Policy):
         self._costs = _Costs(self)
         self._known: dict[Candidate, _Known] = {}
         self._typical_s = START_PACE_S
-        self._trials_s = -math.inf
+        self._looked_s = -math.inf
         self._picks = 0
 
     def changed(self, candidate: Candidate, rng: Random) -> None:
@@ -114,6 +115,9 @@ class Ladr(Policy):
         best = min(candidates, key=self._costs.__getitem__)
         best_s = self._costs[best]
         if best_s == math.inf:
+            if now_s < self._looked_s + LOOK_S:
+                return None
+            self._looked_s = now_s
             return self._queue(candidates, now_s - ask.arrived_s, now_s) or self._trial(candidates, now_s)
         return self._nearer(candidates, best, best_s, ask) if self._of_asks else best
 
@@ -123,13 +127,10 @@ class Ladr(Policy):
         if not concerned:
             return best
         best_s += self._ask_s(best, ask)
-        for candidate in candidates:
-            if id(candidate) in concerned and candidate is not best:
-                cost_s = self._costs[candidate]
-                if cost_s < math.inf:
-                    cost_s += self._ask_s(candidate, ask)
-                    if cost_s < best_s:
-                        best, best_s = candidate, cost_s
+        for candidate in cast(Iterable[C], concerned.values()):
+            cost_s = self._costs[candidate] + self._ask_s(candidate, ask)
+            if cost_s < best_s and candidate in candidates:
+                best, best_s = candidate, cost_s
         return best
 
     def _ask_s(self, candidate: Candidate, ask: Ask) -> float:
@@ -158,13 +159,11 @@ class Ladr(Policy):
 
     def _trial(self, candidates: Sequence[C], now_s: float) -> C | None:
         """All are full, as far as is known: the one that was tried longest ago, if it is time to try one."""
-        if now_s < self._trials_s + TRIALS_S:
-            return None
         chosen = min(candidates, key=lambda c: self._measure(c).tried_s)
         known = self._known[chosen]
         if now_s < known.tried_s + TRIAL_S or chosen.depth > known.slots + self._hold:
             return None
-        known.tried_s = self._trials_s = now_s
+        known.tried_s = now_s
         return chosen
 
     def keeps(self, candidate: Candidate, waiting: int) -> bool:
@@ -173,7 +172,7 @@ class Ladr(Policy):
             known.slots = max(candidate.reported - waiting, 1)
         elif candidate.reported > known.slots:
             known.slots = candidate.reported
-            known.tried_s = self._trials_s = -math.inf
+            known.tried_s = self._looked_s = -math.inf
         return waiting <= max(self._hold, 0.0 if known.queued_s is None else known.may_queue)
 
     def first_token(self, candidate: Candidate, took_s: float, now_s: float) -> None:

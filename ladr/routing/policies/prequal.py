@@ -43,7 +43,6 @@ class Prequal(Policy):
         self._fleet = 1
         self._owed = 0.0
         self._oldest_next = True
-        self._rng = Random(0)
 
     def pick(self, candidates: Sequence[C], ask: Ask, rng: Random, now_s: float) -> C:
         self._fleet = len(candidates)
