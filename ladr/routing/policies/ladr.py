@@ -10,7 +10,8 @@ says so at once: then it is taken back. And of several routers the one whose req
 request that has waited long for want of such luck may queue at a worker, one of each router, and so gets its turn.
 
 Slots may be told wrongly, or memory run out before slots do. A worker where requests wait has as many slots as run; one that
-is full is tried with one more from time to time, and has more slots if that begins at once.
+is full is tried with one more from time to time, and has more slots if that begins at once. Up to the slots that it tells a
+worker gains one whenever its last one is taken at once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ladr.routing.policy import Ask, C, Candidate, Policy
 START_PACE_S = 0.02  # before any worker told one
 SMOOTHING = 0.1  # share of the new in each step of the pace
 TRIAL_S = 1.0  # a full worker is tried so often
-LOOK_S = 0.01  # while all are full they are looked over so often
+LOOK_S = 0.02  # while all are full they are looked over so often
 PATIENCE_S = 0.5  # a request that waited so long may queue at a worker
 QUEUE_SHARE = 0.25  # if it gets its turn there within this share of what it waited
 SAME_S = 0.001
@@ -173,6 +174,8 @@ class Ladr(Policy):
         elif candidate.reported > known.slots:
             known.slots = candidate.reported
             known.tried_s = self._looked_s = -math.inf
+        elif candidate.reported == known.slots < known.told_slots:
+            known.slots += 1
         return waiting <= max(self._hold, 0.0 if known.queued_s is None else known.may_queue)
 
     def first_token(self, candidate: Candidate, took_s: float, now_s: float) -> None:
