@@ -91,9 +91,7 @@ class RouterSettings(Server):
     hold: int = Field(
         0, ge=0, le=64, description="ladr: requests sent to a worker beyond its slots; the others wait in the router"
     )
-    noise: float = Field(
-        0.2, ge=0, lt=1, description="ladr: spread of the costs, so that several routers do not herd"
-    )
+    noise: float = Field(0.2, ge=0, lt=1, description="ladr: spread of the costs, so that several routers do not herd")
     dimensions: Names = Field(
         ("kv", "stages", "edge", "prefix", "session"),
         description="ladr: what else costs: kv, stages, edge, draft, prefix, session, or package.module:Class",

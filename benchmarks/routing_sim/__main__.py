@@ -50,9 +50,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--extra", action="store_true", help="the scenarios with caches, failures, distances and so on")
     parser.add_argument("--fleets", type=int, default=0, metavar="N", help="so many random fleets instead")
     parser.add_argument("--seed", type=int, default=0, help="of the fleets, and the first of the runs")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="runs of each scenario, whose requests are put together")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, help="runs of each scenario, whose requests are put together"
+    )
     parser.add_argument("--report-ms", type=float, default=200.0, help="time between two reports of a worker")
-    parser.add_argument("--order", choices=tuple(ORDERS), help="of the routers' queues; first come, first served if not given")
+    parser.add_argument(
+        "--order", choices=tuple(ORDERS), help="of the routers' queues; first come, first served if not given"
+    )
     parser.add_argument(
         "--set", action="append", type=_setting, default=[], metavar="KEY=VALUE", help="a setting of the router"
     )

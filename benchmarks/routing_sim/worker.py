@@ -54,6 +54,7 @@ class Worker:
         self._version = 0
         self._count = 0
         self._kv_used = 0
+        self._queued_tokens = 0  # of the prompts that wait
         self._cache: OrderedDict[int, None] = OrderedDict()
         self._stage_free_s = 0.0
         self._in_stage = 0
@@ -119,6 +120,7 @@ class Worker:
 
     def _enter(self, visit: Visit, now_s: float) -> None:
         self.waiting.append(visit)
+        self._queued_tokens += visit.work.prompt_tokens
         self._admit(now_s)
 
     def cancel(self, visit: Visit) -> None:
@@ -131,6 +133,7 @@ class Worker:
             return
         if not visit.began:
             self.waiting.remove(visit)
+            self._queued_tokens -= visit.work.prompt_tokens
             return
         now_s = self._clock()
         self._leave(visit, now_s)
@@ -145,6 +148,7 @@ class Worker:
             if not self._has_memory(visit.work):
                 break
             self.waiting.popleft()
+            self._queued_tokens -= visit.work.prompt_tokens
             self._kv_used += visit.work.prompt_tokens + visit.work.answer_tokens
             new_tokens = visit.work.prompt_tokens - self._held(visit.work.prefix)
             self._prompt_tokens += new_tokens
@@ -257,7 +261,7 @@ class Worker:
             failed_total=self._failed,
             tokens_total=int(self.tokens),
             prompt_tokens_total=self._prompt_tokens,
-            queued_prompt_tokens=sum(visit.work.prompt_tokens for visit in self.waiting),
+            queued_prompt_tokens=self._queued_tokens,
             accepted_total=self._accepted,
             load_revision=self._revision,
         )

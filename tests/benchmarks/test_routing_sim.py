@@ -37,7 +37,9 @@ class Told(Visit):
 def stepwise(machine: Machine, requests: list[tuple[float, int, int]]) -> list[tuple[float, float]]:
     """First token and end of each request (arrival, prompt, answer), by going through time in small pieces."""
     piece_s = 1e-4
-    needs = [(prompt / machine.read_tokens + 1, prompt / machine.read_tokens + answer) for _, prompt, answer in requests]
+    needs = [
+        (prompt / machine.read_tokens + 1, prompt / machine.read_tokens + answer) for _, prompt, answer in requests
+    ]
     done = [0.0] * len(requests)  # steps
     found = [[math.nan, math.nan] for _ in requests]
     running: list[int] = []

@@ -34,7 +34,11 @@ def fill(policy: Ladr, worker: Worker, depth: int, own: int | None = None) -> No
 
 WORKERS = st.lists(
     st.tuples(
-        st.integers(1, 8), st.integers(0, 9), st.one_of(st.none(), st.floats(0.001, 0.1)), st.floats(0, 1), st.floats(0, 2)
+        st.integers(1, 8),
+        st.integers(0, 9),
+        st.one_of(st.none(), st.floats(0.001, 0.1)),
+        st.floats(0, 1),
+        st.floats(0, 2),
     ),
     min_size=1,
     max_size=12,
@@ -48,9 +52,7 @@ def test_it_takes_what_a_look_at_all_by_the_formula_would_take(fleet: list[tuple
     workers = []
     typical_s = START_PACE_S
     for number, (slots, depth, pace_s, kv_used, stage_s) in enumerate(fleet):
-        worker = Worker(
-            str(number), slots, depth, depth, depth, pace_s=pace_s, kv_used=kv_used, stage_s=stage_s
-        )
+        worker = Worker(str(number), slots, depth, depth, depth, pace_s=pace_s, kv_used=kv_used, stage_s=stage_s)
         policy.changed(worker, Random(0))
         workers.append(worker)
     costs = {}

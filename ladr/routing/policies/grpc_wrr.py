@@ -83,9 +83,7 @@ class GrpcWrr(Policy):
 
     def weights(self, candidates: Sequence[Candidate]) -> list[float]:
         """By the formula, without blackout and expiry."""
-        shares = self._shares(
-            [weight(c.finished_per_s, c.failed_per_s, c.reported / c.slots) for c in candidates]
-        )
+        shares = self._shares([weight(c.finished_per_s, c.failed_per_s, c.reported / c.slots) for c in candidates])
         return [share / sum(shares) for share in shares]
 
 
