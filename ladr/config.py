@@ -34,9 +34,9 @@ from ladr.config_types import (
     Aliases,
     AnyDuration,
     AsModels,
+    AsNames,
     Bytes,
     Duration,
-    Names,
     Port,
     RedisUrl,
     between,
@@ -45,6 +45,8 @@ from ladr.config_types import (
 )
 
 __all__ = ["ConfigError", "Section", "Settings", "default_worker_id", "env_name", "load", "plain"]
+
+DimensionName = Annotated[str, Field(pattern=r"^(kv|stages|edge|draft|prefix|session|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
 
 DEFAULT_FILE = "ladr.yaml"
 
@@ -92,7 +94,7 @@ class RouterSettings(Server):
         0, ge=0, le=64, description="ladr: requests sent to a worker beyond its slots; the others wait in the router"
     )
     noise: float = Field(0.2, ge=0, lt=1, description="ladr: spread of the costs, so that several routers do not herd")
-    dimensions: Names = Field(
+    dimensions: Annotated[tuple[DimensionName, ...], AsNames] = Field(
         ("kv", "stages", "edge", "prefix", "session"),
         description="ladr: what else costs: kv, stages, edge, draft, prefix, session, or package.module:Class",
     )

@@ -144,9 +144,9 @@ Duration = Annotated[AnyDuration, AfterValidator(_over_zero)]
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Address = Annotated[str, BeforeValidator(_address)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_list)]
 Addresses = Annotated[tuple[Address, ...], BeforeValidator(_list), Field(min_length=1)]
 Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
 Aliases = Annotated[Pairs, AfterValidator(_aliases)]
 AsModels = BeforeValidator(_models)
+AsNames = BeforeValidator(_list)
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]

@@ -284,3 +284,10 @@ def test_an_unknown_dimension_is_refused_with_those_that_there_are() -> None:
     for name in ("kvv", "no.such.module:Thing", "ladr.routing.dimensions:Nothing"):
         with pytest.raises(ValueError, match="kv, stages, edge, draft, prefix, session"):
             make([name])
+
+
+def test_the_settings_know_every_dimension_and_no_other() -> None:
+    every = tuple(dimensions.DIMENSIONS)
+    assert RouterSettings.model_validate({"dimensions": every}).dimensions == every
+    with pytest.raises(ValueError, match="dimensions"):
+        RouterSettings.model_validate({"dimensions": "kvv"})
