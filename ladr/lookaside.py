@@ -153,8 +153,9 @@ class LookAside:
                 update.gone.add(worker_id=worker_id, incarnation=entry.report.incarnation)
         if self._router is None:
             self._router = Router(_settings(table), SystemRandom(), lambda: str(uuid4()), Sink())
-        if table.picking.parameters and table.picking.parameters != self._router.binder.main_policy.parameters():
-            self._router.binder.main_policy.tune(dict(table.picking.parameters))
+        parameters = dict(table.picking.parameters)
+        if parameters and parameters != self._router.binder.main_policy.parameters():
+            self._router.binder.main_policy.tune(parameters)
         self._router.board.hear(update, time.monotonic())
         self._router.binder.changed()
         self._known.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
 from ladr.config import RouterSettings
@@ -14,13 +14,17 @@ from ladr.routing.board import Scoreboard
 from ladr.routing.channels import Channels
 from ladr.routing.lease import Lease
 from ladr.routing.policies.least_request import LeastRequest
-from ladr.routing.policy import Ask, Policy
+from ladr.routing.policy import Ask, Knob, Policy
 from ladr.routing.prober import Prober
 from ladr.routing.request import Request
 from ladr.routing.row import Row
 from ladr.routing.waiting import PATIENCE_S, Room
 
 _RESUME_PATIENCE_S = 10.0  # how long a stream that was begun waits while there is no worker at all
+
+
+_ORDERS = tuple(orders.ORDERS)
+_ORDER = Knob("order", 0, len(_ORDERS) - 1, whole=True)
 
 
 class Binder:
@@ -37,6 +41,7 @@ class Binder:
         self._rng = rng
         self.main_policy = policies.create(settings)
         self._fallback = LeastRequest()
+        self._order: str = settings.order
         self._rooms: dict[str, Room] = {}  # by model; only those in which somebody waits
         self._due = False  # the rooms are to be served in the next turn of the loop
         self._prober = Prober(channels)
@@ -47,6 +52,22 @@ class Binder:
             slow_start_s=settings.slow_start.total_seconds(),
             changed=self._row_changed,
         )
+
+    @property
+    def knobs(self) -> Sequence[Knob]:
+        """What a tuner may turn: the policy's knobs and, where requests wait here, the order in which they are served."""
+        return (*self.main_policy.knobs, *((_ORDER,) if self.main_policy.waits else ()))
+
+    def parameters(self) -> dict[str, float]:
+        """The knobs' values now, by name; an order by its place in the list of them."""
+        order = {_ORDER.name: float(_ORDERS.index(self._order))} if self.main_policy.waits else {}
+        return self.main_policy.parameters() | order
+
+    def tune(self, parameters: Mapping[str, float]) -> None:
+        """Turn the knobs: the policy's at once, the order for rooms that open from now on."""
+        self.main_policy.tune(parameters)
+        if _ORDER.name in parameters:
+            self._order = _ORDERS[round(parameters[_ORDER.name])]
 
     def waiting_for(self, model: str) -> int:
         """Requests that wait here for a worker with this model."""
@@ -81,7 +102,7 @@ class Binder:
             if lease:
                 return lease
             room = Room(
-                orders.create(self._settings),
+                orders.create(self._order),
                 lambda waiter: self.bind(model, waiter.ask, waiter.tried),
                 lambda: bool(self.board.eligible(model, time.monotonic())),
             )

@@ -47,7 +47,7 @@ class App:
         self.tuning = Tuning(
             settings.tuner,
             settings.policy,
-            self.router.binder.main_policy,
+            self.router.binder,
             sink.outcomes,
             self.scaling.utilization,
             Random(),  # noqa: S311  # it explores; nobody is kept from guessing
