@@ -20,6 +20,7 @@ from ladr.routing.row import Row
 PATIENCE_S = 1.0  # how long a request waits while nobody at all may take it
 _RETRY_AFTER = timedelta(seconds=1)
 _RATE_WINDOW_S = 5.0
+_LEAST_SERVED = 10  # before their pace says anything
 _SHORTEST_HINT_S, _LONGEST_HINT_S = 0.05, 60.0
 
 
@@ -129,6 +130,8 @@ class Room:
 
     def wait_s(self) -> float | None:
         """How long the last in line will wait, by the pace of the last seconds; None while nothing is known."""
-        since_s = self._clock() - _RATE_WINDOW_S
-        served = sum(1 for at_s in self._bound if at_s > since_s)
-        return len(self._order) * _RATE_WINDOW_S / served if served else None
+        now_s = self._clock()
+        recent = [at_s for at_s in self._bound if at_s > now_s - _RATE_WINDOW_S]
+        if len(recent) < _LEAST_SERVED:
+            return None
+        return len(self._order) * max(now_s - recent[0], _SHORTEST_HINT_S) / len(recent)
