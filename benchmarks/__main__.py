@@ -14,7 +14,7 @@ from typing import Any
 
 from ladr.bench.machine import machine
 
-NAMES = ("router_overhead", "frozen_worker", "routing_tick", "routing_sim", "transformers_batching")
+NAMES = ("router_overhead", "frozen_worker", "routing_tick", "routing_sim", "tuner", "transformers_batching")
 
 
 def main() -> None:

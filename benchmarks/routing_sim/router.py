@@ -43,7 +43,7 @@ class Router:
         self._clock = clock
         self._schedule = schedule
         self._rng = Random(seed)
-        self._policy = create(settings)
+        self.policy = create(settings)
         self._order = ORDERS[scenario.order]()
         self._waiting: dict[Entry, Job] = {}
         self._entries: dict[Job, Entry] = {}
@@ -65,7 +65,7 @@ class Router:
             schedule(SWEEP_S, self._sweep, None)
 
     def _changed(self, row: Row) -> None:
-        self._policy.changed(row, self._rng)
+        self.policy.changed(row, self._rng)
 
     # what workers tell
 
@@ -97,7 +97,7 @@ class Router:
         row, sent_s, load = what
         now_s = self._clock()
         row.load(load, sent_s, now_s)
-        self._policy.probed(row, load.running + load.queued, row.latency_s or 0.0, now_s)
+        self.policy.probed(row, load.running + load.queued, row.latency_s or 0.0, now_s)
         self._changed(row)
         self._drain()
 
@@ -145,8 +145,8 @@ class Router:
             if entry is None or not candidates:
                 return
             job = self._waiting[entry]
-            row = self._policy.pick(candidates, job.ask, self._rng, now_s)
-            for asked in self._policy.probes(candidates, self._rng):
+            row = self.policy.pick(candidates, job.ask, self._rng, now_s)
+            for asked in self.policy.probes(candidates, self._rng):
                 self.probes += 1
                 self._schedule(now_s + self._workers[asked].machine.away_s, self._asks, (asked, now_s))
             if row is None:
@@ -160,7 +160,7 @@ class Router:
     def _send(self, job: Job, row: Row) -> None:
         job.attempts += 1
         worker = self._workers[row]
-        lease = Lease(row, job.ask, self._policy, self._changed, self._clock)
+        lease = Lease(row, job.ask, self.policy, self._changed, self._clock)
         visit = self._visits[job] = _Sent(job, worker, lease, self, self._schedule)
         self._schedule(self._clock() + worker.machine.away_s, self._reaches, visit)
 
@@ -180,7 +180,7 @@ class Router:
             return
         visit.lease.started(load)
         row, job = visit.lease.row, visit.job
-        keeps = self._policy.keeps(row, load.queued)
+        keeps = self.policy.keeps(row, load.queued)
         self._changed(row)
         if load.queued and not keeps and job.taken_back < MAX_TAKEN_BACK:
             job.taken_back += 1
