@@ -88,7 +88,9 @@ class _Fleet:
     """A router that has heard of so many workers; each method gives the mean seconds of one call."""
 
     def __init__(self, workers: int, policy: str) -> None:
-        settings = RouterSettings.model_validate({"policy": policy})
+        settings = RouterSettings.model_validate(
+            {"policy": policy, "slow_start": "0s"}
+        )  # as if all had been there long
         self._rng = Random(0)
         self._played = Played(workers)
         self._router = Router(settings, self._rng, lambda: "id", Sink())
@@ -118,6 +120,7 @@ class _Fleet:
 
     def kept_s(self, calls: int) -> float:
         self.hear_s(1)
+        self._router.board.eligible(MODEL, time.monotonic())
         return _mean_s(lambda: self._router.board.eligible(MODEL, time.monotonic()), calls)
 
     def pick_s(self, calls: int) -> float:
