@@ -82,6 +82,18 @@ class ScaleSettings(Section):
     down_after: Duration = Field(timedelta(minutes=5), description="how long fewer must do before there are fewer")
 
 
+class TunerSettings(Section):
+    """Whether the policy's parameters are tuned while it works."""
+
+    mode: Literal["off", "shadow", "on"] = Field("off", description="shadow: decide and write down, but change nothing")
+    window: Duration = Field(timedelta(seconds=10), description="how long parameters are tried before they are judged")
+    objective: Literal["ttft_p99", "slo_misses"] = Field("ttft_p99", description="what shall be less")
+    state: Path = Field(
+        Path(),
+        description="file that keeps what was learnt; empty: ladr/tuner-POLICY.json in the user's state directory",
+    )
+
+
 class CascadeSettings(Section):
     """A student answers first, and its teacher where the student is not confident."""
 
@@ -149,6 +161,7 @@ class RouterSettings(Server):
     )
     hedge_budget: float = Field(0.05, ge=0, le=1, description="second workers asked so, as a share of requests")
     scale: ScaleSettings = ScaleSettings()
+    tuner: TunerSettings = TunerSettings()
     slow_start: AnyDuration = Field(
         timedelta(seconds=2), description="how long a new or healed worker takes to get its full share"
     )

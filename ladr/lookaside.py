@@ -153,6 +153,8 @@ class LookAside:
                 update.gone.add(worker_id=worker_id, incarnation=entry.report.incarnation)
         if self._router is None:
             self._router = Router(_settings(table), SystemRandom(), lambda: str(uuid4()), Sink())
+        if table.picking.parameters and table.picking.parameters != self._router.main_policy.parameters():
+            self._router.main_policy.tune(dict(table.picking.parameters))
         self._router.board.hear(update, time.monotonic())
         self._router.changed()
         self._known.set()

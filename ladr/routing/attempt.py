@@ -44,6 +44,7 @@ class Attempt:
         self._judge = judge
         self._call: Any = None
         self._failed = ""
+        self.waiting = 0  # requests that wait for a slot at the worker, when it took this one
 
     def __enter__(self) -> Self:
         row = self.lease.row
@@ -104,6 +105,7 @@ class Attempt:
                 self.lease.token()
             case Event.STARTED:
                 started = generation_pb2.GenerateResponse.FromString(message).started
+                self.waiting = started.load.queued
                 self.lease.started(started.load if started.HasField("load") else None)
             case Event.FINISHED:
                 finished = generation_pb2.GenerateResponse.FromString(message).finished

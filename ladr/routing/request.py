@@ -33,6 +33,7 @@ class Request:
         refuse_s: when a first token would come too late to be of use; None: never.
         attempts: workers asked so far.
         answered: the client has its first token.
+        taken_back: how often it was taken out of a worker's queue.
     """
 
     raw: bytes
@@ -43,6 +44,7 @@ class Request:
     refuse_s: float | None = None
     attempts: int = 0
     answered: bool = False
+    taken_back: int = 0
     strips: bool = False
     transcript: Transcript = field(default_factory=Transcript)
 
@@ -57,7 +59,7 @@ class Request:
     def ask(self, answer_tokens: float) -> Ask:
         """What a policy may know of it."""
         head = self.head
-        return Ask(head.prompt_tokens, answer_tokens, head.session, head.prefix)
+        return Ask(head.prompt_tokens, answer_tokens, head.session, head.prefix, self.arrived_s)
 
     def waiter(self, ask: Ask, tried: frozenset[Row], settings: RouterSettings) -> Waiter:
         """Its place among those who wait; an answer that was begun goes before all others."""

@@ -50,11 +50,16 @@ from ladr.routing.wire import Event, event_of, request_head
 _RETRY_AFTER = timedelta(seconds=1)
 _BACKOFF_S = (0.01, 0.25)  # first and longest pause before another attempt; a random part of it is waited
 _HEDGE_RESERVE = 2
+_MAX_TAKEN_BACK = 16  # of one request
 # Another worker may do better: the request had no fault.
 _RETRIABLE = (Unreachable, Draining, NoWorker, NotFound, Overloaded, EngineFailed)
 _LOST = (*_RETRIABLE, CannotResume, BrokenStream)  # after the first token also these
 _RESUME_PATIENCE_S = 10.0  # how long a stream that was begun waits while there is no worker at all
 _ELSEWHERE = (NoWorker, Overloaded)  # nobody can take it for this model
+
+
+class _TakenBack(Exception):
+    """A request is better off elsewhere than in the queue of the worker that took it."""
 
 
 class Router:
@@ -68,7 +73,7 @@ class Router:
         self._rng = rng
         self._make_id = make_id
         self._sink = sink
-        self._policy = policies.create(settings)
+        self.main_policy = policies.create(settings)
         self._fallback = LeastRequest()
         self._retries = RetryBudget(settings.retry_budget)
         self._hedges = RetryBudget(settings.hedge_budget, _HEDGE_RESERVE)
@@ -119,7 +124,7 @@ class Router:
 
     def policy(self, now_s: float) -> Policy:
         """The policy that picks now: by own counts alone while no reports come."""
-        return self._fallback if self.board.blind(now_s) else self._policy
+        return self._fallback if self.board.blind(now_s) else self.main_policy
 
     async def close(self) -> None:
         """End what goes on beside the requests. No request is open."""
@@ -228,6 +233,8 @@ class Router:
                     async for message in messages:
                         yield message
                 return
+            except _TakenBack:
+                continue
             except LadrError as error:
                 progressed = len(request.transcript) > had
                 failures = 1 if progressed else failures + 1
@@ -270,11 +277,22 @@ class Router:
                 for message in held:
                     yield self._passed(request, message)
             async for message in messages:
+                if event_of(message) is Event.STARTED and not self._keeps(request, messages):
+                    raise _TakenBack
                 if resumes and event_of(message) is not Event.STARTED:
                     request.transcript.follows(message)
                     resumes = False
                 yield self._passed(request, message)
             self._answers[model].add(messages.lease.answer_tokens, time.monotonic())
+
+    def _keeps(self, request: Request, attempt: Attempt) -> bool:
+        """Whether a request stays where it was just taken, or is better picked for again because it would wait there."""
+        row = attempt.lease.row
+        if self.main_policy.keeps(row, attempt.waiting) or request.taken_back == _MAX_TAKEN_BACK:
+            return True
+        request.taken_back += 1
+        self._sink.taken_back(row.worker_id)
+        return False
 
     def _passed(self, request: Request, message: bytes) -> bytes:
         if event_of(message) is Event.DELTA:
@@ -396,10 +414,10 @@ class Router:
         if row is None:
             return None
         self.prober.probe(policy.probes(candidates, self._rng), policy)
-        return Lease(row, ask, self._policy, self._row_changed)
+        return Lease(row, ask, self.main_policy, self._row_changed)
 
     def _row_changed(self, row: Row) -> None:
-        self._policy.changed(row, self._rng)
+        self.main_policy.changed(row, self._rng)
         self.changed()
 
     def _serve(self) -> None:

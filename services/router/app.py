@@ -19,6 +19,7 @@ from services.router.routes import Routes
 from services.router.scaling import Scaling
 from services.router.servicer import NAME, RouterServicer
 from services.router.sink import RouterSink
+from services.router.tuning.tuning import Tuning
 
 log = structlog.get_logger()
 
@@ -42,7 +43,16 @@ class App:
         sink = RouterSink(self.server.registry, settings.first_token_slo.total_seconds())
         self.router = Router(settings, rng or SystemRandom(), make_id, sink)
         self.scaling = Scaling(self.router, settings, sink.misses)
-        self.routes = Routes(self.router.board, self.router.policy, settings)
+        self.routes = Routes(self.router.board, self.router.policy, self.router.main_policy, settings)
+        self.tuning = Tuning(
+            settings.tuner,
+            settings.policy,
+            self.router.main_policy,
+            sink.outcomes,
+            self.scaling.utilization,
+            Random(),  # noqa: S311  # it explores; nobody is kept from guessing
+            self.server.registry,
+        )
         self.listener = Listener(settings.bus, self._hear, self.router.board.lost)
         self.server.registry.register(RouterCollector(self.router, self.routes, self.scaling))
         self.server.add(NAME, RouterServicer(self.router, self.routes, self.scaling).handlers())
@@ -53,7 +63,7 @@ class App:
 
         Raises: CannotStart: a port is in use.
         """
-        background = [self.listener.run, self._tick_for_ever]
+        background = [self.listener.run, self._tick_for_ever, self.tuning.run]
         try:
             await serve(self.server, stop, started=self._started, background=background, before_stop=self._drain)
         finally:

@@ -77,6 +77,10 @@ class Scaling:
             self._news.set()
             self._news = asyncio.Event()
 
+    def utilization(self) -> float:
+        """Share of all slots in use, waiting requests included."""
+        return max((advice.utilization for advice in self.advice.values()), default=0.0)
+
     def close(self) -> None:
         """End all watches with Draining."""
         self._closed = True

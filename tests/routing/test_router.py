@@ -132,7 +132,7 @@ async def test_a_worker_whose_engine_fails_at_once_does_not_attract_requests() -
             attempts[row.worker_id] += 1
             return row
 
-        s.router._policy.pick = counting  # type: ignore[method-assign]
+        s.router.main_policy.pick = counting  # type: ignore[method-assign]
         for _ in range(300):
             s.hear()
             assert (await s.ask())[-1] == FINISHED

@@ -1,6 +1,7 @@
 """What is believed of the objective: a Gaussian process over (parameters, load), from scikit-learn.
 
-Source: Snoek et al. 2012, "Practical Bayesian Optimization"; Krause & Ong 2011, "Contextual Gaussian Process Bandit Optimization".
+Source: Snoek et al. 2012, "Practical Bayesian Optimization of Machine Learning Algorithms"; Krause & Ong 2011, "Contextual
+Gaussian Process Bandit Optimization".
 """
 
 from __future__ import annotations

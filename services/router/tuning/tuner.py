@@ -1,7 +1,7 @@
 """The tuner: a window's outcome comes in, the parameters for the next window go out. No clock, no network, no file.
 
-Less is better. Guards: hard bounds, a limit to each step, hysteresis (a change must promise more than a margin), and a roll-back when
-the window after a change is worse than what the parameters before it would have been expected to give.
+Less is better. Guards: hard bounds, a limit to each step, hysteresis (a change must promise more than a margin), a roll-back
+when the window after a change is worse than what the parameters before it would have been expected to give.
 """
 
 from __future__ import annotations
@@ -158,4 +158,4 @@ class Tuner:
             yield dict(zip(names, values, strict=True))
 
     def _bounded(self, parameters: Mapping[str, float]) -> dict[str, float]:
-        return {knob.name: knob.value(min(max(knob.share(parameters[knob.name]), 0.0), 1.0)) for knob in self._knobs}
+        return {knob.name: min(max(float(parameters[knob.name]), knob.low), knob.high) for knob in self._knobs}
