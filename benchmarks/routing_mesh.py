@@ -98,8 +98,9 @@ async def _contestants(scenario: Scenario, policies: Sequence[str]) -> AsyncIter
     longest = scenario.shape.prompt.longest + scenario.shape.answer.longest
     async with AsyncExitStack() as stack:
         there = await stack.enter_async_context(fleet(up_fleet(scenario.fleet, longest)))
-        routers = await asyncio.gather(*(stack.enter_async_context(there.router(policy=policy)) for policy in policies))
-        found = {name: Contestant(router.address) for name, router in zip(policies, routers, strict=True)}
+        async with asyncio.TaskGroup() as group:
+            starts = [group.create_task(stack.enter_async_context(there.router(policy=policy))) for policy in policies]
+        found = {name: Contestant(start.result().address) for name, start in zip(policies, starts, strict=True)}
         workers = [worker.address for worker in there.workers.values()]
         if proxy := await stack.enter_async_context(envoy.envoy(workers)):
             found |= {name: Contestant(address, envoy.GENERATE) for name, address in proxy.addresses.items()}

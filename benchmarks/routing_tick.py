@@ -94,7 +94,7 @@ class _Fleet:
         self._rng = Random(0)
         self._played = Played(workers)
         self._router = Router(settings, self._rng, lambda: "id", Sink())
-        self._routes = Routes(self._router.board, self._router.policy, settings)
+        self._routes = Routes(self._router.board, self._router.policy, self._router.main_policy, settings)
         self._ask = Ask(prompt_tokens=128, answer_tokens=128.0)
         self.hear_s(3)
         assert len(self._router.board.eligible(MODEL, time.monotonic())) == workers
@@ -126,13 +126,13 @@ class _Fleet:
     def pick_s(self, calls: int) -> float:
         self.hear_s(1)
         now_s = time.monotonic()
-        rows, policy = self._router.board.eligible(MODEL, now_s), self._router.policy(now_s)
+        rows, policy = self._router.board.eligible(MODEL, now_s), self._router.main_policy
         return _mean_s(lambda: policy.pick(rows, self._ask, self._rng, now_s), calls)
 
     def bind_s(self, calls: int) -> float:
         self.hear_s(1)
         now_s = time.monotonic()
-        rows, policy = self._router.board.eligible(MODEL, now_s), self._router.policy(now_s)
+        rows, policy = self._router.board.eligible(MODEL, now_s), self._router.main_policy
 
         def bind() -> None:
             row = policy.pick(rows, self._ask, self._rng, now_s)
