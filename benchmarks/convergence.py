@@ -17,6 +17,7 @@ import asyncio
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -33,10 +34,10 @@ from ladr.v1 import fleet_pb2, generation_pb2, metrics_pb2, router_pb2, router_p
 from tests.load import Load, Outcome, channel_to
 
 SLOW = "worker-1"
-STEP_MS = 5
+STEP_MS = 10
 FACTOR = 5
 RATE_PER_S = 100
-TOKENS = 16
+TOKENS = 8
 SLOW_AFTER_S = 8  # of the worker's life: time for the rest to start
 CALM_S = 1.0  # at least, seen before that
 ENDLESS = 1_000_000
@@ -147,7 +148,7 @@ async def _watch(channel: grpc.aio.Channel, weights: list[tuple[float, float]]) 
 
 
 async def _slowed(channel: grpc.aio.Channel) -> float:
-    """When the worker became slow: the first of five steps in a row that take more than half of what a slow one takes.
+    """When the worker became slow: most of nine steps take more than half of what a slow one takes; the first of those began.
 
     Raises: RuntimeError: it was slow before anything was seen of it.
     """
@@ -155,13 +156,15 @@ async def _slowed(channel: grpc.aio.Channel) -> float:
     request.sampling.max_tokens = ENDLESS // 2
     call = worker_pb2_grpc.WorkerStub(channel).Generate(request)
     first_s = last_s = time.monotonic()
-    slow_s: list[float] = []  # when each of the last slow steps began
+    steps: deque[tuple[float, float]] = deque(maxlen=9)  # when it began, how long it took
+    slow_s: list[float] = []
     try:
         async for _ in call:
             now_s = time.monotonic()
-            slow_s = [*slow_s, last_s] if now_s - last_s > STEP_MS / 1e3 * FACTOR / 2 else []
+            steps.append((last_s, now_s - last_s))
             last_s = now_s
-            if len(slow_s) == 5:
+            slow_s = [began_s for began_s, took_s in steps if took_s > STEP_MS / 1e3 * FACTOR / 2]
+            if len(slow_s) > 4:
                 break
     finally:
         call.cancel()
