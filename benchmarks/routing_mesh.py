@@ -78,10 +78,13 @@ async def _run(size: Size) -> Report:
         f"Sustained rate, first token of 99 % within {SLO.ttft_s} s",
         ("scenario", f"{OURS} [1/s]", f"{RIVAL} [1/s]", f"{OURS} ÷ {RIVAL}"),
     )
+    failures: list[str] = []
     for name in size.scenarios:
         scenario = quarter(SCENARIOS[name].scaled(DEFAULT_SCALE))
         async with _contestants(scenario, size.policies) as contestants:
-            tables.append(_table(scenario, await _turns(contestants, scenario, size)))
+            found = await _turns(contestants, scenario, size)
+            tables.append(_table(scenario, found))
+            failures += _failures(scenario, found)
             if scenario.shape.kind != "pulse":  # whose p99 is that of the pulse, whatever the rate beside it
                 ours, rival = await _search(contestants, scenario, size)
                 sustained.add(name, ours, rival, ours / rival)
@@ -89,7 +92,16 @@ async def _run(size: Size) -> Report:
     notes = [f"Slots are {DEFAULT_SCALE} of the scenarios'. Figures are of {rounds}."]
     if envoy.binary() is None:
         notes.append(envoy.MISSING)
-    return Report([*tables, sustained], notes)
+    return Report([*tables, sustained], [*notes, *failures])
+
+
+def _failures(scenario: Scenario, found: Mapping[str, Measurement]) -> list[str]:
+    """Why requests failed, a line for each whose requests did."""
+    return [
+        f"{scenario.name}, {name}, failed: {', '.join(f'{count} {why}' for why, count in total.errors.most_common())}"
+        for name, total in found.items()
+        if total.errors
+    ]
 
 
 @asynccontextmanager
