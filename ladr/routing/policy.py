@@ -168,6 +168,7 @@ class Policy:
         return True
 
     knobs: Sequence[Knob] = ()  # what a tuner may turn
+    waits = False  # whether `pick` ever lets a request wait
 
     def parameters(self) -> dict[str, float]:
         """The knobs' values now, by name."""

@@ -43,11 +43,11 @@ class App:
         sink = RouterSink(self.server.registry, settings.first_token_slo.total_seconds())
         self.router = Router(settings, rng or SystemRandom(), make_id, sink)
         self.scaling = Scaling(self.router, settings, sink.misses)
-        self.routes = Routes(self.router.board, self.router.policy, self.router.main_policy, settings)
+        self.routes = Routes(self.router.board, self.router.binder.policy, self.router.binder.main_policy, settings)
         self.tuning = Tuning(
             settings.tuner,
             settings.policy,
-            self.router.main_policy,
+            self.router.binder,
             sink.outcomes,
             self.scaling.utilization,
             Random(),  # noqa: S311  # it explores; nobody is kept from guessing
@@ -80,7 +80,7 @@ class App:
 
     def _hear(self, update: metrics_pb2.FleetUpdate) -> None:
         self.router.board.hear(update, time.monotonic())
-        self.router.changed()
+        self.router.binder.changed()
 
     async def _tick_for_ever(self) -> None:
         told: tuple[bool, bool] | None = None
@@ -89,7 +89,7 @@ class App:
             self.router.board.sweep(now_s)
             self.routes.tick(now_s)
             self.scaling.tick(now_s)
-            self.router.changed()
+            self.router.binder.changed()
             await self.router.channels.keep({row.report.address for row in self.router.board.rows()})
             table = self.routes.table
             state = (any(route.weight for route in table.routes), not table.degraded)

@@ -6,17 +6,17 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from ladr.config import TunerSettings
-from ladr.routing.policy import Policy
+from ladr.routing.policy import Knob
 from services.common.server import CannotStart
 
 if TYPE_CHECKING:
@@ -52,6 +52,17 @@ class Outcomes:
         return max(times_s[min(int(0.99 * len(times_s)), len(times_s) - 1)], _LEAST_VALUE)
 
 
+class Tunable(Protocol):
+    """What has knobs; see ladr.routing.policy.Policy."""
+
+    @property
+    def knobs(self) -> Sequence[Knob]: ...
+
+    def parameters(self) -> dict[str, float]: ...
+
+    def tune(self, parameters: Mapping[str, float]) -> None: ...
+
+
 @dataclass
 class Tuning:
     """One policy's tuner at work.
@@ -62,7 +73,7 @@ class Tuning:
 
     settings: TunerSettings
     name: str
-    policy: Policy
+    policy: Tunable
     outcomes: Outcomes
     load: Callable[[], float]
     rng: Random
