@@ -93,18 +93,19 @@ class _Fleet:
         )  # as if all had been there long
         self._rng = Random(0)
         self._played = Played(workers)
-        self._router = Router(settings, self._rng, lambda: "id", Sink())
-        self._routes = Routes(self._router.board, self._router.policy, self._router.main_policy, settings)
+        router = Router(settings, self._rng, lambda: "id", Sink())
+        self._board, self._policy = router.board, router.binder.main_policy
+        self._routes = Routes(self._board, router.binder.policy, self._policy, settings)
         self._ask = Ask(prompt_tokens=128, answer_tokens=128.0)
         self.hear_s(3)
-        assert len(self._router.board.eligible(MODEL, time.monotonic())) == workers
+        assert len(self._board.eligible(MODEL, time.monotonic())) == workers
 
     def tick_s(self, calls: int) -> float:
         self.hear_s(1)
 
         def tick() -> None:
             now_s = time.monotonic()
-            self._router.board.sweep(now_s)
+            self._board.sweep(now_s)
             self._routes.tick(now_s)
 
         return _mean_s(tick, calls)
@@ -113,26 +114,26 @@ class _Fleet:
         self.hear_s(1)
 
         def look() -> None:
-            self._router.board.renew()
-            self._router.board.eligible(MODEL, time.monotonic())
+            self._board.renew()
+            self._board.eligible(MODEL, time.monotonic())
 
         return _mean_s(look, calls)
 
     def kept_s(self, calls: int) -> float:
         self.hear_s(1)
-        self._router.board.eligible(MODEL, time.monotonic())
-        return _mean_s(lambda: self._router.board.eligible(MODEL, time.monotonic()), calls)
+        self._board.eligible(MODEL, time.monotonic())
+        return _mean_s(lambda: self._board.eligible(MODEL, time.monotonic()), calls)
 
     def pick_s(self, calls: int) -> float:
         self.hear_s(1)
         now_s = time.monotonic()
-        rows, policy = self._router.board.eligible(MODEL, now_s), self._router.main_policy
+        rows, policy = self._board.eligible(MODEL, now_s), self._policy
         return _mean_s(lambda: policy.pick(rows, self._ask, self._rng, now_s), calls)
 
     def bind_s(self, calls: int) -> float:
         self.hear_s(1)
         now_s = time.monotonic()
-        rows, policy = self._router.board.eligible(MODEL, now_s), self._router.main_policy
+        rows, policy = self._board.eligible(MODEL, now_s), self._policy
 
         def bind() -> None:
             row = policy.pick(rows, self._ask, self._rng, now_s)
@@ -146,7 +147,7 @@ class _Fleet:
 
         def hear() -> None:
             update = metrics_pb2.FleetUpdate.FromString(next(updates))
-            self._router.board.hear(update, time.monotonic())
+            self._board.hear(update, time.monotonic())
 
         return _mean_s(hear, calls)
 
