@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from statistics import quantiles
 
-import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -34,7 +33,7 @@ async def health(address: str, service: str) -> int:
         return answer.status
 
 
-async def test_a_killed_worker_gets_nothing_after_a_second_and_no_request_without_a_token_fails() -> None:
+async def test_a_killed_worker_gets_nothing_after_a_second_and_no_request_fails() -> None:
     async with mesh(3) as m, channel_to(m.router.address) as channel:
         await eligible(channel, "worker-1", "worker-2", "worker-3")
         async with Load(channel, per_s=60) as load:
@@ -42,9 +41,7 @@ async def test_a_killed_worker_gets_nothing_after_a_second_and_no_request_withou
             died_s = time.monotonic()
             m.workers[0].send(signal.SIGKILL)
             await asyncio.sleep(3)
-        lost = failed(load.outcomes)
-        assert all(o.tokens for o in lost), [o for o in lost if not o.tokens]
-        assert {o.error for o in lost} <= {grpc.StatusCode.ABORTED}
+        assert not failed(load.outcomes)
         late = [
             o
             for o in load.outcomes
