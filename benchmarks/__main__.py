@@ -14,7 +14,17 @@ from typing import Any
 
 from ladr.bench.machine import machine
 
-NAMES = ("router_overhead", "frozen_worker", "routing_tick", "routing_sim", "tuner", "transformers_batching")
+NAMES = (
+    "routing_mesh",
+    "convergence",
+    "survival",
+    "router_overhead",
+    "frozen_worker",
+    "routing_tick",
+    "routing_sim",
+    "tuner",
+    "transformers_batching",
+)
 
 
 def main() -> None:

@@ -84,6 +84,7 @@ class App:
 
     async def _tick_for_ever(self) -> None:
         told: tuple[bool, bool] | None = None
+        due_s = time.monotonic()
         while True:
             now_s = time.monotonic()
             self.router.board.sweep(now_s)
@@ -98,4 +99,5 @@ class App:
                 for name, well in zip((NAME, STATS), state, strict=True):
                     await self.server.health.set(name, SERVING if well else NOT_SERVING)
                 log.info("fleet", routable=state[0], hears_reports=state[1], workers=len(table.routes))
-            await asyncio.sleep(self._settings.tick.total_seconds())
+            due_s = max(due_s + self._settings.tick.total_seconds(), time.monotonic())
+            await asyncio.sleep(due_s - time.monotonic())
