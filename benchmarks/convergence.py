@@ -2,10 +2,10 @@
 
 Slow: four simulated workers, alike, as processes, under a steady 100 requests a second. One of them takes five times as long
 for each step from some moment on (seen by a stream straight to it). Followed is its weight in the router's RouteTable, until
-three seconds hold its final value: their median. It has converged when it stays within 10 % of that; where it strays further in
-those last seconds too, as weights that follow a queue do, within what 95 % of those keep. The mean of all rounds, moment by
-moment, strays less: there 10 % is 10 %, for the first three seconds. The share of the requests is of those that clients sent
-in a time after the slowdown.
+three seconds hold its final value: their median. It has converged when it has gone 90 % of the way from its value before and
+stays so (the settling time of a step response); where it strays further in those last seconds too, as weights that follow a
+queue do, within what 95 % of those keep. The mean of all rounds, moment by moment, strays less. The share of the requests is of
+those that clients sent in a time after the slowdown.
 
 For nothing: six workers whose latencies vary from report to report (log-normal, σ 0.2, seeded), in one process. Counted is how
 often the worker with the best score changes in 1,000 reports, with the usual smoothing (θ = 0.7) and without any (θ = 0).
@@ -90,9 +90,14 @@ class Slowdown:
         return statistics.median(self.tail)
 
     @property
+    def step(self) -> float:
+        """The way that the weight has to go."""
+        return abs(self.before - self.final)
+
+    @property
     def band(self) -> float:
         """How far from its final value the weight may be."""
-        return max(WITHIN * self.final, percentile([abs(weight - self.final) for weight in self.tail], 0.95))
+        return max(self.step * WITHIN, percentile([abs(weight - self.final) for weight in self.tail], 0.95))
 
     @property
     def took_s(self) -> float:
@@ -189,7 +194,7 @@ async def _slowed(channel: grpc.aio.Channel) -> float:
 def _times(found: dict[str, list[Slowdown]]) -> Table:
     table = Table(
         f"Weight of a worker that became {FACTOR} times as slow",
-        ("policy", "before", "final", "converged after [s]", "within [% of final]", "mean of rounds, within 10 % [s]"),
+        ("policy", "before", "final", "converged after [s]", "within [% of the way]", "mean of rounds [s]"),
     )
     for policy, rounds in found.items():
         table.add(
@@ -197,19 +202,20 @@ def _times(found: dict[str, list[Slowdown]]) -> Table:
             Spread.of([one.before for one in rounds]),
             Spread.of([one.final for one in rounds]),
             Spread.of([one.took_s for one in rounds]),
-            Spread.of([100 * one.band / one.final if one.final else 0.0 for one in rounds]),
+            Spread.of([100 * one.band / one.step if one.step else 0.0 for one in rounds]),
             mean_took_s(rounds),
         )
     return table
 
 
 def mean_took_s(rounds: Sequence[Slowdown], after_s: float = TAIL_S, step_s: float = 0.05) -> float:
-    """When the mean of the rounds' weights has come within 10 % of the mean of their final ones, and stays for `after_s`."""
+    """When the mean of the rounds' weights has gone 90 % of the mean way, and stays so for `after_s`."""
     final = statistics.mean(one.final for one in rounds)
+    way = abs(final - statistics.mean(one.before for one in rounds))
     took_s = 0.0
     for step in range(round(after_s / step_s)):
         mean = statistics.mean(one.weight(step * step_s) for one in rounds)
-        if abs(mean - final) > WITHIN * final:
+        if abs(mean - final) > WITHIN * way:
             took_s = (step + 1) * step_s
     return took_s
 
