@@ -113,6 +113,7 @@ class Attempt:
                 self.lease.finished(
                     finished.usage.completion_tokens, finished.load if finished.HasField("load") else None
                 )
+                self.lease.release()  # now, not when the client has read this: the place is free for the next
         return bytes(message)
 
     def _fails(self, error: LadrError) -> LadrError:
