@@ -211,7 +211,7 @@ class Router:
         if visit.left:
             return
         visit.job.total_s = self._clock() - visit.work.arrived_s
-        visit.lease.finished(load)
+        visit.lease.finished(visit.work.answer_tokens, load)
         self._end(visit)
         self._drain()
 
