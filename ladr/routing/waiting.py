@@ -91,9 +91,9 @@ class Room:
                 waiter.lease.result().release()  # bound in the very moment in which its caller went away
             raise
         finally:
-            self._classes[waiter.priority] -= 1
             if waiter.here:
                 self._order.remove(waiter)
+                self._left(waiter)
 
     async def _wait(self, waiter: Waiter, timeout_s: float, patience_s: float) -> None:
         began_s = self._clock()
@@ -128,23 +128,27 @@ class Room:
         passed_by: list[Waiter] = []
         while (entry := self._order.peek(now_s)) is not None:
             first = cast(Waiter, entry)  # nothing else is pushed
-            lease: Lease | None = None
-            if not first.lease.done() and (first.refuse_s is None or now_s < first.refuse_s):
-                lease = self._bind(first)
-                if lease is None:
-                    if not first.strict:
-                        break
-                    passed_by.append(first)
+            if first.lease.done() or (first.refuse_s is not None and now_s >= first.refuse_s):
+                self._order.remove(first)  # cancelled, or about to be refused by its own clock
+                self._left(first)
+                continue
+            lease = self._bind(first)
             if lease is not None:
+                self._order.pop(now_s)
+                self._left(first)
                 self._bound.append(now_s)
                 first.lease.set_result(lease)
-                self._order.pop(now_s)
-            else:  # passed by, cancelled, or about to be refused by its own clock
+            elif first.strict:
                 self._order.remove(first)
-            first.here = False
+                passed_by.append(first)
+            else:
+                break
         for waiter in passed_by:
             self._order.push(waiter, now_s)
-            waiter.here = True
+
+    def _left(self, waiter: Waiter) -> None:
+        waiter.here = False
+        self._classes[waiter.priority] -= 1
 
     def evict(self, waiter: Waiter) -> None:
         """Turn one away whose place a request of a higher class needs."""
