@@ -220,11 +220,14 @@ class Ladr(Policy):
             dimension.sent(candidate, ask)
 
     def weights(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Free slots (at least a tenth of one) by the time of a token there: where the next requests are served soonest."""
+        """Free slots (at least a tenth of one) by the time of a token there, as it was measured last: whoever draws by weights
+        alone sees a slow worker as soon as its reports do.
+        """
         shares = []
         for candidate in candidates:
             known = self._measure(candidate)
-            shares.append(max(known.slots - candidate.depth, 0.1) / self._step_s(candidate, known))
+            token_s = candidate.pace_s or self._step_s(candidate, known)
+            shares.append(max(known.slots - candidate.depth, 0.1) / token_s)
         total = sum(shares)
         return [share / total for share in shares]
 
