@@ -146,13 +146,14 @@ class Router:
         finally:
             self.open -= 1
 
-    async def _answer(self, request: Request, target: Target) -> AsyncGenerator[bytes]:
-        """The answer of a cascade, or of the first model that can take the request."""
+    def _answer(self, request: Request, target: Target) -> AsyncGenerator[bytes]:
+        """The answer of a cascade, of a model, or of the first that can take the request."""
         if target.cascade:
-            async with aclosing(self._cascade(request, target)) as messages:
-                async for message in messages:
-                    yield message
-            return
+            return self._cascade(request, target)
+        return self._first_of(request, target) if target.fallbacks else self._attempts(request, target.model)
+
+    async def _first_of(self, request: Request, target: Target) -> AsyncGenerator[bytes]:
+        """The answer of the first model that can take the request."""
         for model, following in itertools.zip_longest((target.model, *target.fallbacks), target.fallbacks):
             if following is not None and not self.board.eligible(model, time.monotonic()):
                 self._sink.fell_back(model, following)
@@ -273,14 +274,20 @@ class Router:
                 if hedged:
                     self._sink.hedged(messages is not first)
                 for message in held:
-                    yield self._passed(request, message)
+                    if event_of(message) is Event.DELTA:
+                        request.transcript.add(message)
+                    yield message
             async for message in messages:
-                if event_of(message) is Event.STARTED and not self._keeps(request, messages):
-                    raise _TakenBack
-                if resumes and event_of(message) is not Event.STARTED:
+                kind = event_of(message)
+                if kind is Event.STARTED:
+                    if not self._keeps(request, messages):
+                        raise _TakenBack
+                elif resumes:
                     request.transcript.follows(message)
                     resumes = False
-                yield self._passed(request, message)
+                if kind is Event.DELTA:
+                    request.transcript.add(message)
+                yield message
             self._answers[model].add(messages.lease.answer_tokens, time.monotonic())
 
     def _keeps(self, request: Request, attempt: Attempt) -> bool:
@@ -291,11 +298,6 @@ class Router:
         request.taken_back += 1
         self._sink.taken_back(row.worker_id)
         return False
-
-    def _passed(self, request: Request, message: bytes) -> bytes:
-        if event_of(message) is Event.DELTA:
-            request.transcript.add(message)
-        return message
 
     def _attempt(self, request: Request, model: str, lease: Lease) -> Attempt:
         """A bound request on its way; what goes wrong is laid to its worker, or not."""
