@@ -89,6 +89,7 @@ return 1
 TIDY = """
 -- Consumers that hold nothing and are long silent.   KEYS: queue   ARGV: group, idle [ms]
 local gone = 0
+if redis.call('EXISTS', KEYS[1]) == 0 then return gone end
 for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
   local facts = {}
   for at = 1, #row, 2 do facts[row[at]] = row[at + 1] end

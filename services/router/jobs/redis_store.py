@@ -363,7 +363,7 @@ class RedisStore:
             self._cursors[queue], entries, *_ = await self._with_group(
                 queue,
                 lambda queue=queue, left=left, start=start: _awaited(  # type: ignore[misc]
-                    self._redis.xautoclaim(queue, GROUP, self._consumer, self._lease_ms, start, count=left)
+                    self._redis.xautoclaim(queue, GROUP, self._consumer, max(self._lease_ms, 0), start, count=left)
                 ),
             )
             for entry, fields in entries:
