@@ -128,7 +128,9 @@ def _cut_sqlite(store: Any, cut: Cut) -> None:
 
 
 def draft(job_id: str, digest: str = "d", **fields: Any) -> Draft:
-    job = Job(**{"id": job_id, "digest": digest, "model": "m", "priority": 3, "created_ms": 1_700_000_000_000, **fields})
+    job = Job(
+        **{"id": job_id, "digest": digest, "model": "m", "priority": 3, "created_ms": 1_700_000_000_000, **fields}
+    )
     return Draft(job, f"request of {job_id}".encode())
 
 
