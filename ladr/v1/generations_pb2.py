@@ -27,41 +27,43 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from ladr.v1 import generation_pb2 as ladr_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ladr/v1/generations.proto\x12\x07ladr.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18ladr/v1/generation.proto\"\xea\x03\n\nGeneration\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.ladr.v1.GenerationState\x12\r\n\x05model\x18\x03 \x01(\t\x12#\n\x08priority\x18\x04 \x01(\x0e\x32\x11.ladr.v1.Priority\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\r\x12\x14\n\x0credeliveries\x18\x06 \x01(\r\x12.\n\ncreated_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstarted_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inished_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nnot_before\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x06result\x18\x0c \x01(\x0b\x32\x19.ladr.v1.GenerationResult\x12\'\n\x05\x65rror\x18\r \x01(\x0b\x32\x18.ladr.v1.GenerationError\"z\n\x10GenerationResult\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12#\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x11.ladr.v1.Finished\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tworker_id\x18\x05 \x01(\t\"2\n\x0fGenerationError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xde\x01\n\x17SubmitGenerationRequest\x12)\n\x07request\x18\x01 \x01(\x0b\x32\x18.ladr.v1.GenerateRequest\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x08priority\x18\x03 \x01(\x0e\x32\x11.ladr.v1.Priority\x12.\n\nnot_before\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0c\x65xpire_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"t\n\x19SubmitGenerationsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x10\n\x08\x65xisting\x18\x02 \x01(\x04\x12\x0f\n\x07refused\x18\x03 \x01(\x04\x12\"\n\x08refusals\x18\x04 \x03(\x0b\x32\x10.ladr.v1.Refusal\"U\n\x07Refusal\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x18.ladr.v1.GenerationError\"*\n\x14GetGenerationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"M\n\x16WatchGenerationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"\x7f\n\x17WatchGenerationResponse\x12)\n\ngeneration\x18\x01 \x01(\x0b\x32\x13.ladr.v1.GenerationH\x00\x12\x1f\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0e.ladr.v1.DeltaH\x00\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\rB\x07\n\x05\x65vent\"-\n\x17\x43\x61ncelGenerationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\".\n\x18RequeueGenerationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"-\n\x17\x44\x65leteGenerationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"w\n\x16ListGenerationsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.ladr.v1.GenerationState\x12\r\n\x05model\x18\x04 \x01(\t\"\\\n\x17ListGenerationsResponse\x12(\n\x0bgenerations\x18\x01 \x03(\x0b\x32\x13.ladr.v1.Generation\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*\x87\x02\n\x0fGenerationState\x12 \n\x1cGENERATION_STATE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aGENERATION_STATE_SCHEDULED\x10\x01\x12\x1b\n\x17GENERATION_STATE_QUEUED\x10\x02\x12\x1c\n\x18GENERATION_STATE_RUNNING\x10\x03\x12\x1e\n\x1aGENERATION_STATE_SUCCEEDED\x10\x04\x12\x19\n\x15GENERATION_STATE_DEAD\x10\x05\x12\x1e\n\x1aGENERATION_STATE_CANCELLED\x10\x06\x12\x1c\n\x18GENERATION_STATE_EXPIRED\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ladr/v1/generations.proto\x12\x07ladr.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18ladr/v1/generation.proto\"\xea\x03\n\nGeneration\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.ladr.v1.GenerationState\x12\r\n\x05model\x18\x03 \x01(\t\x12#\n\x08priority\x18\x04 \x01(\x0e\x32\x11.ladr.v1.Priority\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\r\x12\x14\n\x0credeliveries\x18\x06 \x01(\r\x12.\n\ncreated_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstarted_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inished_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nnot_before\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x06result\x18\x0c \x01(\x0b\x32\x19.ladr.v1.GenerationResult\x12\'\n\x05\x65rror\x18\r \x01(\x0b\x32\x18.ladr.v1.GenerationError\"z\n\x10GenerationResult\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12#\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x11.ladr.v1.Finished\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tworker_id\x18\x05 \x01(\t\"B\n\x0fGenerationChunk\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x1e\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x0e.ladr.v1.Delta\"2\n\x0fGenerationError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xde\x01\n\x17SubmitGenerationRequest\x12)\n\x07request\x18\x01 \x01(\x0b\x32\x18.ladr.v1.GenerateRequest\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x08priority\x18\x03 \x01(\x0e\x32\x11.ladr.v1.Priority\x12.\n\nnot_before\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0c\x65xpire_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"t\n\x19SubmitGenerationsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x10\n\x08\x65xisting\x18\x02 \x01(\x04\x12\x0f\n\x07refused\x18\x03 \x01(\x04\x12\"\n\x08refusals\x18\x04 \x03(\x0b\x32\x10.ladr.v1.Refusal\"U\n\x07Refusal\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x18.ladr.v1.GenerationError\"*\n\x14GetGenerationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"M\n\x16WatchGenerationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"\x7f\n\x17WatchGenerationResponse\x12)\n\ngeneration\x18\x01 \x01(\x0b\x32\x13.ladr.v1.GenerationH\x00\x12\x1f\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0e.ladr.v1.DeltaH\x00\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\rB\x07\n\x05\x65vent\"-\n\x17\x43\x61ncelGenerationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\".\n\x18RequeueGenerationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"-\n\x17\x44\x65leteGenerationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"w\n\x16ListGenerationsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.ladr.v1.GenerationState\x12\r\n\x05model\x18\x04 \x01(\t\"\\\n\x17ListGenerationsResponse\x12(\n\x0bgenerations\x18\x01 \x03(\x0b\x32\x13.ladr.v1.Generation\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*\x87\x02\n\x0fGenerationState\x12 \n\x1cGENERATION_STATE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aGENERATION_STATE_SCHEDULED\x10\x01\x12\x1b\n\x17GENERATION_STATE_QUEUED\x10\x02\x12\x1c\n\x18GENERATION_STATE_RUNNING\x10\x03\x12\x1e\n\x1aGENERATION_STATE_SUCCEEDED\x10\x04\x12\x19\n\x15GENERATION_STATE_DEAD\x10\x05\x12\x1e\n\x1aGENERATION_STATE_CANCELLED\x10\x06\x12\x1c\n\x18GENERATION_STATE_EXPIRED\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ladr.v1.generations_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GENERATIONSTATE']._serialized_start=1838
-  _globals['_GENERATIONSTATE']._serialized_end=2101
+  _globals['_GENERATIONSTATE']._serialized_start=1906
+  _globals['_GENERATIONSTATE']._serialized_end=2169
   _globals['_GENERATION']._serialized_start=130
   _globals['_GENERATION']._serialized_end=620
   _globals['_GENERATIONRESULT']._serialized_start=622
   _globals['_GENERATIONRESULT']._serialized_end=744
-  _globals['_GENERATIONERROR']._serialized_start=746
-  _globals['_GENERATIONERROR']._serialized_end=796
-  _globals['_SUBMITGENERATIONREQUEST']._serialized_start=799
-  _globals['_SUBMITGENERATIONREQUEST']._serialized_end=1021
-  _globals['_SUBMITGENERATIONSRESPONSE']._serialized_start=1023
-  _globals['_SUBMITGENERATIONSRESPONSE']._serialized_end=1139
-  _globals['_REFUSAL']._serialized_start=1141
-  _globals['_REFUSAL']._serialized_end=1226
-  _globals['_GETGENERATIONREQUEST']._serialized_start=1228
-  _globals['_GETGENERATIONREQUEST']._serialized_end=1270
-  _globals['_WATCHGENERATIONREQUEST']._serialized_start=1272
-  _globals['_WATCHGENERATIONREQUEST']._serialized_end=1349
-  _globals['_WATCHGENERATIONRESPONSE']._serialized_start=1351
-  _globals['_WATCHGENERATIONRESPONSE']._serialized_end=1478
-  _globals['_CANCELGENERATIONREQUEST']._serialized_start=1480
-  _globals['_CANCELGENERATIONREQUEST']._serialized_end=1525
-  _globals['_REQUEUEGENERATIONREQUEST']._serialized_start=1527
-  _globals['_REQUEUEGENERATIONREQUEST']._serialized_end=1573
-  _globals['_DELETEGENERATIONREQUEST']._serialized_start=1575
-  _globals['_DELETEGENERATIONREQUEST']._serialized_end=1620
-  _globals['_LISTGENERATIONSREQUEST']._serialized_start=1622
-  _globals['_LISTGENERATIONSREQUEST']._serialized_end=1741
-  _globals['_LISTGENERATIONSRESPONSE']._serialized_start=1743
-  _globals['_LISTGENERATIONSRESPONSE']._serialized_end=1835
+  _globals['_GENERATIONCHUNK']._serialized_start=746
+  _globals['_GENERATIONCHUNK']._serialized_end=812
+  _globals['_GENERATIONERROR']._serialized_start=814
+  _globals['_GENERATIONERROR']._serialized_end=864
+  _globals['_SUBMITGENERATIONREQUEST']._serialized_start=867
+  _globals['_SUBMITGENERATIONREQUEST']._serialized_end=1089
+  _globals['_SUBMITGENERATIONSRESPONSE']._serialized_start=1091
+  _globals['_SUBMITGENERATIONSRESPONSE']._serialized_end=1207
+  _globals['_REFUSAL']._serialized_start=1209
+  _globals['_REFUSAL']._serialized_end=1294
+  _globals['_GETGENERATIONREQUEST']._serialized_start=1296
+  _globals['_GETGENERATIONREQUEST']._serialized_end=1338
+  _globals['_WATCHGENERATIONREQUEST']._serialized_start=1340
+  _globals['_WATCHGENERATIONREQUEST']._serialized_end=1417
+  _globals['_WATCHGENERATIONRESPONSE']._serialized_start=1419
+  _globals['_WATCHGENERATIONRESPONSE']._serialized_end=1546
+  _globals['_CANCELGENERATIONREQUEST']._serialized_start=1548
+  _globals['_CANCELGENERATIONREQUEST']._serialized_end=1593
+  _globals['_REQUEUEGENERATIONREQUEST']._serialized_start=1595
+  _globals['_REQUEUEGENERATIONREQUEST']._serialized_end=1641
+  _globals['_DELETEGENERATIONREQUEST']._serialized_start=1643
+  _globals['_DELETEGENERATIONREQUEST']._serialized_end=1688
+  _globals['_LISTGENERATIONSREQUEST']._serialized_start=1690
+  _globals['_LISTGENERATIONSREQUEST']._serialized_end=1809
+  _globals['_LISTGENERATIONSRESPONSE']._serialized_start=1811
+  _globals['_LISTGENERATIONSRESPONSE']._serialized_end=1903
 # @@protoc_insertion_point(module_scope)

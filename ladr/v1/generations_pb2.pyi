@@ -75,6 +75,14 @@ class GenerationResult(_message.Message):
     worker_id: str
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finished: _Optional[_Union[_generation_pb2.Finished, _Mapping]] = ..., model: _Optional[str] = ..., worker_id: _Optional[str] = ...) -> None: ...
 
+class GenerationChunk(_message.Message):
+    __slots__ = ("attempt", "deltas")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    deltas: _containers.RepeatedCompositeFieldContainer[_generation_pb2.Delta]
+    def __init__(self, attempt: _Optional[int] = ..., deltas: _Optional[_Iterable[_Union[_generation_pb2.Delta, _Mapping]]] = ...) -> None: ...
+
 class GenerationError(_message.Message):
     __slots__ = ("reason", "message")
     REASON_FIELD_NUMBER: _ClassVar[int]

@@ -233,7 +233,7 @@ class SqliteStore:
     async def _step(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def transaction() -> T:
             if self._base is None:
-                raise RuntimeError("the store is not open")
+                raise unavailable()  # not open yet
             with _transaction(self._base):
                 return work(self._base)
 
