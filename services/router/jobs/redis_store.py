@@ -211,12 +211,8 @@ class RedisStore:
         task.add_done_callback(self._done)
         try:
             return await asyncio.shield(task)
-        except OutOfMemoryError as error:
-            raise full() from error
-        except ResponseError as error:
-            raise (full() if "OOM" in str(error) else unavailable()) from error
         except (RedisError, OSError) as error:
-            raise unavailable() from error
+            raise _meant(error) from error
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._open.discard(task)
@@ -258,7 +254,7 @@ class RedisStore:
         kept: list[Kept | LadrError] = []
         for draft, reply in zip(taken, replies, strict=True):
             if isinstance(reply, Exception):
-                kept.append(full() if "OOM" in str(reply) else unavailable())
+                kept.append(_meant(reply))
             elif reply[0] == 1:
                 kept.append(Kept(draft.job, new=True))
             else:
@@ -460,6 +456,11 @@ _DIGESTS = {
     for name, script in vars(redis_scripts).items()
     if name.isupper()
 }
+
+
+def _meant(error: Exception) -> LadrError:
+    """What a failure of Redis is to a caller."""
+    return full() if isinstance(error, OutOfMemoryError) else unavailable()
 
 
 async def _awaited(reply: Any) -> Any:
