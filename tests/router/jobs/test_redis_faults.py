@@ -12,7 +12,7 @@ import redis as redis_py
 
 from ladr.errors import JobsUnavailable, Overloaded
 from ladr.v1 import generations_pb2 as pb
-from services.router.jobs.machine import Succeed
+from services.router.jobs.machine import Limits, Succeed
 from services.router.jobs.store import Store, Taken
 from tests.redis_server import RedisServer
 from tests.router.jobs.stores import draft, everything, redis_home, submit
@@ -144,7 +144,7 @@ async def test_every_step_stays_within_one_slot_of_a_cluster(tmp_path: Path) -> 
                 await asyncio.sleep(0.05)
             with pytest.raises(redis_py.ResponseError, match="same slot"):
                 client.mget("a", "b")
-        async with redis_home(server.url).router(0) as store:
+        async with redis_home(server.url).router(0, Limits(attempts=100)) as store:
             await submit(store, *(draft(f"{{{n}}}") for n in range(5)))
             for _ in range(5):
                 (taken,) = await store.claim(1)
