@@ -14,7 +14,7 @@ from typing import Any
 
 from ladr.bench.machine import machine
 
-NAMES = ("router_overhead", "frozen_worker", "routing_tick", "transformers_batching")
+NAMES = ("router_overhead", "frozen_worker", "routing_tick", "transformers_batching", "jobs_latency", "jobs_import")
 
 
 def main() -> None:

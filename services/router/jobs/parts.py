@@ -14,9 +14,7 @@ from ladr.routing.router import Router
 from services.router.jobs.dispatcher import LEASE_MARGIN, Dispatcher
 from services.router.jobs.machine import Limits
 from services.router.jobs.metrics import JobsMetrics
-from services.router.jobs.redis_store import RedisStore
 from services.router.jobs.service import Jobs
-from services.router.jobs.sqlite_store import SqliteStore
 from services.router.jobs.store import Store
 
 
@@ -44,7 +42,11 @@ def _store(settings: JobsSettings) -> Store:
     limits = Limits(settings.attempts, settings.retention // timedelta(milliseconds=1))
     lease_ms = int(settings.lease / timedelta(milliseconds=1) * LEASE_MARGIN)
     if settings.store == "sqlite":
+        from services.router.jobs.sqlite_store import SqliteStore  # each only where it is used
+
         return SqliteStore(settings.path, limits, lease_ms, settings.max_live, _nonce)
+    from services.router.jobs.redis_store import RedisStore
+
     try:
         url = settings.redis_url.get_secret_value()
         return RedisStore(url, settings.redis_prefix, limits, lease_ms, settings.max_live, _nonce)

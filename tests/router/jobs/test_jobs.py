@@ -15,10 +15,12 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 
 from ladr.v1 import generation_pb2, router_pb2_grpc
 from ladr.v1 import generations_pb2 as pb
 from tests.load import channel_to, eligible
+from tests.mesh.test_trace import CANARY, Receiver
 from tests.processes import Mesh, Process, mesh
 from tests.redis_server import RedisServer
 
@@ -281,6 +283,36 @@ async def test_a_stream_of_submissions_is_kept_and_says_what_it_refused(store: d
         async with asyncio.timeout(5):
             while not re.search(r'^ladr_jobs\{state="queued"\} 500.0', m.router.scrape(), re.M):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
+
+
+async def test_each_attempt_is_a_span_that_is_linked_to_the_submission_and_tells_no_content(tmp_path: Path) -> None:
+    receiver = Receiver()
+    server = grpc.aio.server()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    environment = {
+        "LADR_ROUTER__JOBS__STORE": "sqlite",
+        "LADR_ROUTER__JOBS__PATH": str(tmp_path / "jobs.db"),
+        "LADR_TELEMETRY__OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+    }
+    try:
+        async with serving(environment) as (m, stub):
+            await stub.SubmitGeneration(asked("a", prompt=CANARY))
+            await ended(stub, "a")
+            names: dict[str, Any] = {}
+            async with asyncio.timeout(10):
+                while not {"job attempt", "ladr.v1.Router/SubmitGeneration", "attempt"} <= names.keys():
+                    await asyncio.sleep(0.1)
+                    names = {span.name: span for span in receiver.spans}
+            assert CANARY not in m.router.log
+    finally:
+        await server.stop(None)
+    attempt, submission = names["job attempt"], names["ladr.v1.Router/SubmitGeneration"]
+    assert [link.span_id for link in attempt.links] == [submission.span_id]
+    assert attempt.trace_id != submission.trace_id
+    assert names["attempt"].parent_span_id == attempt.span_id
+    assert CANARY not in str(receiver.spans)
 
 
 async def test_a_router_that_is_stopped_gives_its_jobs_back(store: dict[str, str]) -> None:
