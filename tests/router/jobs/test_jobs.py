@@ -219,6 +219,24 @@ async def test_a_watcher_goes_on_at_another_router_when_its_own_is_killed(store:
         assert all(job.attempts == 1 + job.redeliveries for job in jobs)
 
 
+async def test_a_router_that_was_frozen_for_longer_than_a_lease_adds_no_second_result(store: dict[str, str]) -> None:
+    async with serving(store, worker=SLOW) as (m, stub), AsyncExitStack() as stack:
+        await stub.SubmitGeneration(asked("a"))
+        await watched(stub, "a", until=3)
+        m.router.send(signal.SIGSTOP)
+        other = Process("router", {**store, "LADR_ROUTER__BUS": m.bus.address})
+        stack.push_async_callback(other.kill)
+        await other.start()
+        there = router_pb2_grpc.RouterStub(await stack.enter_async_context(channel_to(other.address)))
+        job = await ended(there, "a")
+        assert (job.state, job.attempts, job.redeliveries) == (pb.GENERATION_STATE_SUCCEEDED, 2, 1)
+        m.router.send(signal.SIGCONT)
+        async with asyncio.timeout(10):
+            while 'ladr_jobs_attempts_total{outcome="stale"} 1.0' not in m.router.scrape():  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert await ended(stub, "a") == job
+
+
 async def test_jobs_wait_for_their_time_and_are_of_no_use_after_it(store: dict[str, str]) -> None:
     async with serving(store) as (_, stub):
         later = Timestamp()
