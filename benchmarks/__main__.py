@@ -14,7 +14,19 @@ from typing import Any
 
 from ladr.bench.machine import machine
 
-NAMES = ("router_overhead", "frozen_worker", "routing_tick", "transformers_batching", "jobs_latency", "jobs_import")
+NAMES = (
+    "routing_mesh",
+    "convergence",
+    "survival",
+    "router_overhead",
+    "frozen_worker",
+    "routing_tick",
+    "routing_sim",
+    "tuner",
+    "transformers_batching",
+    "jobs_latency",
+    "jobs_import",
+)
 
 
 def main() -> None:
@@ -50,8 +62,10 @@ def _run(name: str, quick: bool, output: str) -> dict[str, Any]:
 
 def _about(name: str) -> str:
     """A benchmark's docstring, without importing what it needs."""
-    text = Path(__file__).with_name(f"{name}.py").read_text()
-    return textwrap.indent(ast.get_docstring(ast.parse(text)) or "", "  ")
+    path = Path(__file__).with_name(f"{name}.py")
+    if not path.exists():
+        path = Path(__file__).with_name(name) / "__init__.py"
+    return textwrap.indent(ast.get_docstring(ast.parse(path.read_text())) or "", "  ")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ class Answer:
         token_ids: ids in the model's vocabulary; empty where an upstream does not give them.
         stop_sequence: the stop string that ended it, or "".
         attempts: how many workers it took.
+        resumed: a worker went on with what another had begun.
     """
 
     text: str
@@ -38,6 +39,7 @@ class Answer:
     token_ids: tuple[int, ...]
     stop_sequence: str
     attempts: int
+    resumed: bool
 
 
 def reason_name(finished: Finished) -> str:
@@ -104,6 +106,7 @@ class Assembly:
             token_ids=tuple(self._token_ids),
             stop_sequence=finished.stop_sequence,
             attempts=started.attempt,
+            resumed=finished.resumed,
         )
 
     def _delta(self, delta: Delta) -> Delta:

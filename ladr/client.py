@@ -17,7 +17,7 @@ from ladr.errors import DeadlineExceeded, Unreachable
 from ladr.exchange import Generating, Plain
 from ladr.failure import call_failed, not_ready
 from ladr.job_calls import JobCalls
-from ladr.request import RequestOptions, generate_request
+from ladr.request import RequestOptions, edge_metadata, generate_request
 from ladr.stream import Generation, Stream
 from ladr.v1 import router_pb2 as pb
 from ladr.v1.router_pb2_grpc import RouterStub
@@ -39,6 +39,8 @@ class Client(JobCalls):
     Args:
         address: host:port of the router, or any gRPC target (dns:///, unix:, xds:///).
         max_message_bytes: largest message, each way.
+        edge_latency: seconds that this client's own network takes to the router, such as Wi-Fi or 5G, if it knows: the router
+            then leaves that out of what it expects of the fleet.
         lookaside: answers come straight from workers, which this client picks by the router's table and policy. They must be
             reachable from here. Names behind which the router chooses anew each time still go through it.
     """
@@ -48,11 +50,13 @@ class Client(JobCalls):
         address: str = DEFAULT_ADDRESS,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        edge_latency: float | None = None,
         lookaside: bool = False,
     ) -> None:
         self.address = address
         self._lookaside = _look_aside(self._open, address) if lookaside else None
         self._options = client_options(max_message_bytes)
+        self._edge = edge_metadata(edge_latency)
         self._channel: Any = None
         self._closed = False
         self._streams: weakref.WeakSet[Stream[Any, Any]] = weakref.WeakSet()
@@ -92,7 +96,7 @@ class Client(JobCalls):
         if self._lookaside is not None:
             call = self._lookaside.call(request, timeout, exchange.span.context())
         else:
-            call = stub.Generate(request, timeout=timeout, metadata=exchange.span.metadata())
+            call = stub.Generate(request, timeout=timeout, metadata=(*exchange.span.metadata(), *self._edge))
         return self._kept(Generation(call, exchange, self.address))
 
     async def complete(

@@ -34,6 +34,7 @@ from ladr.config_types import (
     Aliases,
     AnyDuration,
     AsModels,
+    AsNames,
     Bytes,
     Duration,
     Port,
@@ -44,6 +45,8 @@ from ladr.config_types import (
 )
 
 __all__ = ["ConfigError", "Section", "Settings", "default_worker_id", "env_name", "load", "plain"]
+
+DimensionName = Annotated[str, Field(pattern=r"^(kv|stages|edge|draft|prefix|session|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
 
 DEFAULT_FILE = "ladr.yaml"
 
@@ -80,6 +83,18 @@ class ScaleSettings(Section):
     utilization: float = Field(0.7, gt=0, le=1, description="share of the slots that a fleet of the right size uses")
     cooldown: Duration = Field(timedelta(seconds=15), description="least time between two changes")
     down_after: Duration = Field(timedelta(minutes=5), description="how long fewer must do before there are fewer")
+
+
+class TunerSettings(Section):
+    """Whether the policy's parameters are tuned while it works."""
+
+    mode: Literal["off", "shadow", "on"] = Field("off", description="shadow: decide and write down, but change nothing")
+    window: Duration = Field(timedelta(seconds=10), description="how long parameters are tried before they are judged")
+    objective: Literal["ttft_p99", "slo_misses"] = Field("ttft_p99", description="what shall be less")
+    state: Path = Field(
+        Path(),
+        description="file that keeps what was learnt; empty: ladr/tuner-POLICY.json in the user's state directory",
+    )
 
 
 class CascadeSettings(Section):
@@ -140,8 +155,30 @@ class RouterSettings(Server):
         "on", description="off: gRPC's older poller, which takes less processor time for paced streams (experimental)"
     )
     bus: Addresses = Field(("127.0.0.1:50052",), description="MetricsBus instances; the first that answers is used")
-    policy: Literal["ladr-weighted", "least-request", "round-robin"] = Field(
-        "ladr-weighted", description="how a worker is picked"
+    policy: Literal[
+        "ladr",
+        "ladr-weighted",
+        "round-robin",
+        "random",
+        "least-request",
+        "power-of-two",
+        "peak-ewma",
+        "prequal",
+        "grpc-wrr",
+        "sed",
+        "lmetric",
+        "smg",
+    ] = Field("ladr", description="how a worker is picked")
+    growth: float = Field(
+        1.0, ge=0, le=10, description="ladr: how much longer a step is taken to be with all slots busy"
+    )
+    hold: int = Field(
+        0, ge=0, le=64, description="ladr: requests sent to a worker beyond its slots; the others wait in the router"
+    )
+    noise: float = Field(0.2, ge=0, lt=1, description="ladr: spread of the costs, so that several routers do not herd")
+    dimensions: Annotated[tuple[DimensionName, ...], AsNames] = Field(
+        ("kv", "stages", "edge", "prefix", "session"),
+        description="ladr: what else costs: kv, stages, edge, draft, prefix, session, or package.module:Class",
     )
     alpha: float = Field(0.5, gt=0, description="weight of latency in the score")
     beta: float = Field(0.5, gt=0, description="weight of the queue in the score")
@@ -160,7 +197,9 @@ class RouterSettings(Server):
     max_streams: int = Field(4096, gt=0, description="most Generate streams at once")
     queue_limit: int = Field(1024, ge=0, description="requests that may wait here for a free worker")
     queue_timeout: Duration = Field(timedelta(seconds=30), description="how long one may wait")
-    order: Literal["fifo"] = Field("fifo", description="who of those that wait is next")
+    order: Literal["fifo", "feasible", "shortest", "feasible-shortest", "fair", "feasible-fair"] = Field(
+        "fifo", description="who of those that wait is next, within a class of priority"
+    )
     first_token_slo: Duration = Field(
         timedelta(seconds=2), description="a first token later than this is a miss, for the order and for scaling"
     )
@@ -174,6 +213,7 @@ class RouterSettings(Server):
     hedge_budget: float = Field(0.05, ge=0, le=1, description="second workers asked so, as a share of requests")
     scale: ScaleSettings = ScaleSettings()
     jobs: JobsSettings = JobsSettings()
+    tuner: TunerSettings = TunerSettings()
     slow_start: AnyDuration = Field(
         timedelta(seconds=2), description="how long a new or healed worker takes to get its full share"
     )

@@ -148,4 +148,5 @@ Addresses = Annotated[tuple[Address, ...], BeforeValidator(_list), Field(min_len
 Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
 Aliases = Annotated[Pairs, AfterValidator(_aliases)]
 AsModels = BeforeValidator(_models)
+AsNames = BeforeValidator(_list)
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]

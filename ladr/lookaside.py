@@ -126,7 +126,7 @@ class LookAside:
             await asyncio.sleep(_TICK_S)
             if self._router:
                 self._router.board.sweep(time.monotonic())
-                self._router.changed()
+                self._router.binder.changed()
 
     def _hear(self, table: router_pb2.RouteTable) -> None:
         update = metrics_pb2.FleetUpdate(degraded=table.degraded)
@@ -153,8 +153,11 @@ class LookAside:
                 update.gone.add(worker_id=worker_id, incarnation=entry.report.incarnation)
         if self._router is None:
             self._router = Router(_settings(table), SystemRandom(), lambda: str(uuid4()), Sink())
+        parameters = dict(table.picking.parameters)
+        if parameters and parameters != self._router.binder.main_policy.parameters():
+            self._router.binder.main_policy.tune(parameters)
         self._router.board.hear(update, time.monotonic())
-        self._router.changed()
+        self._router.binder.changed()
         self._known.set()
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
 from ladr.errors import InvalidRequest
 from ladr.v1 import generation_pb2 as pb
 
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "logprobs")
-_PLAIN = ("model", "raw", "session_id", "request_id")
+_PLAIN = ("model", "raw", "session_id", "request_id", "fairness_key")
+
+
+EDGE_LATENCY = "ladr-edge-latency-ms"  # metadata: how long the client's own way to the router takes, as it measures it
+
+
+def edge_metadata(edge_latency: float | None) -> tuple[tuple[str, str], ...]:
+    """Metadata that tells of the client's own way to the router, in seconds; none if it is not known."""
+    return ((EDGE_LATENCY, f"{edge_latency * 1000:.3f}"),) if edge_latency else ()
 
 
 class RequestOptions(TypedDict, total=False):
@@ -29,6 +38,8 @@ class RequestOptions(TypedDict, total=False):
         priority: which requests give way when there is not enough room.
         session_id: requests of one session may be kept on one worker; at most 128 bytes.
         request_id: the caller's name for this request; at most 128 bytes.
+        fairness_key: whose request this is, where a router shares fairly; at most 128 bytes.
+        first_token_within: seconds after which a first token is of no use; a request that cannot make it is turned away.
     """
 
     messages: Iterable[Mapping[str, str]]
@@ -44,6 +55,8 @@ class RequestOptions(TypedDict, total=False):
     priority: Literal["high", "normal", "batch"]
     session_id: str
     request_id: str
+    fairness_key: str
+    first_token_within: float | None
 
 
 def generate_request(prompt: str, options: RequestOptions) -> pb.GenerateRequest:
@@ -68,6 +81,8 @@ def generate_request(prompt: str, options: RequestOptions) -> pb.GenerateRequest
         request.messages.append(_message(message, f"messages[{index}]"))
     if "priority" in given:
         request.priority = _priority(given.pop("priority"))
+    if "first_token_within" in given:
+        _within(request, given.pop("first_token_within"))
     if given:
         raise TypeError(f"no such option: {', '.join(sorted(given))}")
     return request
@@ -78,6 +93,13 @@ def _set(message: Any, name: str, value: Any, field: str) -> None:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"{field}: {error}", field=field) from None
+
+
+def _within(request: pb.GenerateRequest, seconds: Any) -> None:
+    try:
+        request.first_token_within.FromTimedelta(timedelta(seconds=seconds))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"first_token_within: {error}", field="first_token_within") from None
 
 
 def _extend(stops: Any, values: Iterable[str]) -> None:

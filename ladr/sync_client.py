@@ -15,7 +15,7 @@ from ladr.errors import DeadlineExceeded, Unreachable
 from ladr.exchange import Generating, Plain
 from ladr.failure import call_failed, not_ready
 from ladr.job_calls import SyncJobCalls
-from ladr.request import RequestOptions, generate_request
+from ladr.request import RequestOptions, edge_metadata, generate_request
 from ladr.sync_stream import SyncGeneration, SyncStream
 from ladr.v1 import router_pb2 as pb
 from ladr.v1.router_pb2_grpc import RouterStub
@@ -31,8 +31,15 @@ class SyncClient(SyncJobCalls):
     Use it as a context manager, or `close` it.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        edge_latency: float | None = None,
+    ) -> None:
         self.address = address
+        self._edge = edge_metadata(edge_latency)
         self._channel = grpc.insecure_channel(address, options=client_options(max_message_bytes))
         self._router: Any = RouterStub(self._channel)
         self._closed = False
@@ -61,7 +68,7 @@ class SyncClient(SyncJobCalls):
         self._check_open()
         request = generate_request(prompt, options)
         exchange = Generating(request, self.address)
-        call = self._router.Generate(request, timeout=timeout, metadata=exchange.span.metadata())
+        call = self._router.Generate(request, timeout=timeout, metadata=(*exchange.span.metadata(), *self._edge))
         return self._kept(SyncGeneration(call, exchange, self.address))
 
     def complete(self, prompt: str = "", *, timeout: float | None = None, **options: Unpack[RequestOptions]) -> Answer:

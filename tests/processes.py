@@ -22,8 +22,9 @@ START_S = 60.0
 class Process:
     """One `python -m services.NAME`; `port` and `http_port` are known after `serving`."""
 
-    def __init__(self, service: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, service: str, environment: Mapping[str, str], start_s: float = START_S) -> None:
         self.service = service
+        self._start_s = start_s
         self._environment = dict(environment)
         self._lines: deque[str] = deque(maxlen=400)
         self._served = asyncio.Event()
@@ -72,7 +73,7 @@ class Process:
         """Wait until it says that it serves."""
         served = asyncio.create_task(self._served.wait())
         assert self._reader
-        done, _ = await asyncio.wait({served, self._reader}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({served, self._reader}, timeout=self._start_s, return_when=asyncio.FIRST_COMPLETED)
         if served not in done:
             served.cancel()
             raise AssertionError(f"{self.service} does not serve:\n{self.log}")
@@ -140,13 +141,14 @@ async def mesh(
     router: Mapping[str, str] | None = None,
     bus: Mapping[str, str] | None = None,
     everybody: Mapping[str, str] | None = None,
+    start_s: float = START_S,
 ) -> AsyncIterator[Mesh]:
     """Simulated workers, unless `worker` says otherwise; each of the mappings is environment of those processes."""
     every = dict(everybody or {})
     async with AsyncExitStack() as stack:
 
         def process(service: str, environment: Mapping[str, str]) -> Process:
-            made = Process(service, {**environment, **every})
+            made = Process(service, {**environment, **every}, start_s)
             stack.push_async_callback(made.kill)
             return made
 

@@ -91,7 +91,7 @@ class Scene:
                 report.models.add(name=name, state=model)
             update.workers.add(report=report)
         self.router.board.hear(update, time.monotonic())
-        self.router.changed()
+        self.router.binder.changed()
 
     async def ask(self, timeout_s: float | None = 5.0, **fields: Any) -> list[generation_pb2.GenerateResponse]:
         raw = generation_pb2.GenerateRequest(**{"prompt": "x", **fields}).SerializeToString()

@@ -26,7 +26,7 @@ from ladr.request import RequestOptions, generate_request
 from ladr.status import from_rpc
 
 TOO_MANY_OPEN = "TOO_MANY_OPEN"  # the generator's own: it was not sent, since as many as may be were open
-_GENERATE = "/ladr.v1.Router/Generate"
+GENERATE = "/ladr.v1.Router/Generate"
 _CONNECT_S = 5.0
 _BREATH = 32  # requests due at once between two looks at what came back
 
@@ -56,15 +56,22 @@ class Generator:
     Args:
         timeout_s: for a whole answer, from its intended time.
         max_open: past so many open requests the next is not sent, and counts as TOO_MANY_OPEN.
+        method: what is called: a router's, or a worker's own through a proxy that knows nothing of LADR.
 
     Attributes:
         sent, failed: how many so far. open: how many are unanswered now.
     """
 
     def __init__(
-        self, channels: Sequence[Any], measurement: Measurement, prompts: Prompts, timeout_s: float, max_open: int
+        self,
+        channels: Sequence[Any],
+        measurement: Measurement,
+        prompts: Prompts,
+        timeout_s: float,
+        max_open: int,
+        method: str = GENERATE,
     ) -> None:
-        self._methods = itertools.cycle([channel.unary_stream(_GENERATE) for channel in channels])  # bytes, both ways
+        self._methods = itertools.cycle([channel.unary_stream(method) for channel in channels])  # bytes, both ways
         self._measurement = measurement
         self._prompts = prompts
         self._timeout_s = timeout_s

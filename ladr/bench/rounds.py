@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from ladr import config
 from ladr.bench.fleet import Mesh, mesh_of, with_mesh
 from ladr.bench.load_watch import policy_of
 from ladr.bench.run import Load, Progress, Tally, Turn, take_turn, take_turn_in_mesh
 from ladr.bench.scenarios import Scenario, up_fleet
+
+T = TypeVar("T")
 
 
 async def in_meshes(
@@ -48,7 +51,7 @@ async def at_address(address: str, load: Load, rounds: int, progress: Progress |
     return [tally]
 
 
-def order(tallies: Sequence[Tally], number: int) -> Sequence[Tally]:
+def order(turns: Sequence[T], number: int) -> Sequence[T]:
     """The turns of round `number` (from 0): each round begins one further on, so that none is always first."""
-    start = number % len(tallies)
-    return [*tallies[start:], *tallies[:start]]
+    start = number % len(turns)
+    return [*turns[start:], *turns[:start]]

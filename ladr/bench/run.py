@@ -11,7 +11,7 @@ from typing import Any
 
 from ladr.bench.arrivals import Arrival, Shape
 from ladr.bench.fleet import Mesh
-from ladr.bench.generator import Generator, connections
+from ladr.bench.generator import GENERATE, Generator, connections
 from ladr.bench.load_watch import WorkerLoads, watch_loads
 from ladr.bench.machine import memory_bytes
 from ladr.bench.measure import Measurement, Slo
@@ -35,6 +35,7 @@ class Load:
         timeout_s: for a whole answer.
         search: look for the highest rate that keeps the SLO.
         watch: note each worker's load too.
+        method: what is called.
     """
 
     scenario: str
@@ -51,6 +52,7 @@ class Load:
     trace: tuple[Arrival, ...] = ()
     search: bool = False
     watch: bool = False
+    method: str = GENERATE
 
     @property
     def end_s(self) -> float:
@@ -160,7 +162,7 @@ async def highest(passes: Callable[[float], Awaitable[bool]], most: float, runs:
 async def _run(channels: Sequence[Any], load: Load, label: str, progress: Progress | None) -> Turn:
     """One run from the first request to the last answer."""
     measurement = Measurement(load.slo, min(load.warmup_s, load.end_s), load.end_s)
-    generator = Generator(channels, measurement, Prompts(load.seed), load.timeout_s, load.max_open)
+    generator = Generator(channels, measurement, Prompts(load.seed), load.timeout_s, load.max_open, load.method)
     loads = WorkerLoads()
     watching = watch_loads(channels[0], loads) if load.watch else None
     telling = _tell(progress, label, load.end_s, generator) if progress else None

@@ -46,6 +46,10 @@ _SAMPLING = (
     click.option("--seed", type=int, help="Seed of the sampler."),
     click.option("--session-id", help="Requests of one session may be kept on one worker."),
     click.option("--priority", type=click.Choice(["high", "normal", "batch"]), help="Which requests give way."),
+    click.option("--fairness-key", help="Whose request this is, where a router shares fairly."),
+    click.option(
+        "--first-token-within", type=click.FloatRange(min=0, min_open=True), help="Seconds to a first token of use."
+    ),
     click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds for a whole answer."),
 )
 
@@ -91,6 +95,8 @@ def summary(started: Started | None, finished: Finished) -> str:
         parts.append(f"{(usage.completion_tokens - 1) / decode_s:.0f} tokens/s")
     if finished.reason != FINISH_REASON_STOP:
         parts.append(f"ended by {reason_name(finished).replace('_', ' ')}")
+    if finished.resumed:
+        parts.append("resumed")
     if started.attempt > 1:
         parts.append(f"attempt {started.attempt}")
     return f"{started.worker_id} ({started.model}): {', '.join(parts)}"

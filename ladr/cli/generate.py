@@ -57,6 +57,7 @@ def _show_whole(answer: Answer, logprobs: list[TokenLogprob], output: str) -> No
             "model": answer.model,
             "request_id": answer.request_id,
             "attempts": answer.attempts,
+            "resumed": answer.resumed,
             "token_ids": list(answer.token_ids),
             "logprobs": [as_dict(each) for each in logprobs],
         }

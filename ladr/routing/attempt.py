@@ -44,6 +44,7 @@ class Attempt:
         self._judge = judge
         self._call: Any = None
         self._failed = ""
+        self.waiting = 0  # requests that wait for a slot at the worker, when it took this one
 
     def __enter__(self) -> Self:
         row = self.lease.row
@@ -104,6 +105,7 @@ class Attempt:
                 self.lease.token()
             case Event.STARTED:
                 started = generation_pb2.GenerateResponse.FromString(message).started
+                self.waiting = started.load.queued
                 self.lease.started(started.load if started.HasField("load") else None)
             case Event.FINISHED:
                 finished = generation_pb2.GenerateResponse.FromString(message).finished
@@ -111,6 +113,7 @@ class Attempt:
                 self.lease.finished(
                     finished.usage.completion_tokens, finished.load if finished.HasField("load") else None
                 )
+                self.lease.release()  # now, not when the client has read this: the place is free for the next
         return bytes(message)
 
     def _fails(self, error: LadrError) -> LadrError:

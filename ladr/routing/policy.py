@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeVar
 
+PREFIX_BLOCK_TOKENS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -20,14 +22,16 @@ class Ask:
         prompt_tokens: about; four bytes are one.
         answer_tokens: what it may be expected to generate: recent answers' mean, at most its max_tokens.
         session: its session's name, or "".
-        prefix: hashes of the prompt's leading blocks, each of all the text up to there, so that two requests that share
-            the first n entries share that much text; short or empty where nothing is shared.
+        prefix: hashes of the prompt's leading blocks of 64 tokens, each of all the text up to there, so that two requests that
+            share the first n entries share that much text; short or empty where nothing is shared.
+        arrived_s: when it came, monotonic seconds; infinite: it is not said.
     """
 
     prompt_tokens: int = 0
     answer_tokens: float = 0.0
     session: str = ""
     prefix: tuple[int, ...] = ()
+    arrived_s: float = math.inf
 
 
 class Candidate(Protocol):
@@ -155,7 +159,16 @@ class Policy:
         """One of them; None: let the request wait, and ask again when something changed."""
         raise NotImplementedError
 
+    def keeps(self, candidate: Candidate, waiting: int) -> bool:
+        """A worker has just taken a request (`started`), and so many wait for a slot there: whether the request shall stay.
+
+        Where it does not stay although others wait, it is taken back: cancelled there and picked for again, which may also
+        let it wait in the router. That is no failure of the worker.
+        """
+        return True
+
     knobs: Sequence[Knob] = ()  # what a tuner may turn
+    waits = False  # whether `pick` ever lets a request wait
 
     def parameters(self) -> dict[str, float]:
         """The knobs' values now, by name."""

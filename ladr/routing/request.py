@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -9,6 +11,7 @@ from datetime import timedelta
 from ladr.config import RouterSettings
 from ladr.errors import LadrError, Overloaded
 from ladr.routing.cascade import without_logprobs
+from ladr.routing.orders import Priority
 from ladr.routing.policy import Ask
 from ladr.routing.row import Row
 from ladr.routing.transcript import Transcript
@@ -16,7 +19,13 @@ from ladr.routing.waiting import Waiter, passed
 from ladr.routing.wire import Head
 from ladr.v1 import generation_pb2
 
-BEGUN = 0  # before every class of generation.proto
+LONG_AGO_S = -1e9
+_sequence = itertools.count()
+_PRIORITY: dict[int, Priority] = {
+    generation_pb2.PRIORITY_HIGH: Priority.HIGH,
+    generation_pb2.PRIORITY_NORMAL: Priority.NORMAL,
+    generation_pb2.PRIORITY_BATCH: Priority.BATCH,
+}
 
 
 def _too_late(hint: timedelta) -> LadrError:
@@ -33,6 +42,7 @@ class Request:
         refuse_s: when a first token would come too late to be of use; None: never.
         attempts: workers asked so far.
         answered: the client has its first token.
+        taken_back: how often it was taken out of a worker's queue.
     """
 
     raw: bytes
@@ -43,6 +53,7 @@ class Request:
     refuse_s: float | None = None
     attempts: int = 0
     answered: bool = False
+    taken_back: int = 0
     strips: bool = False
     transcript: Transcript = field(default_factory=Transcript)
 
@@ -57,22 +68,32 @@ class Request:
     def ask(self, answer_tokens: float) -> Ask:
         """What a policy may know of it."""
         head = self.head
-        return Ask(head.prompt_tokens, answer_tokens, head.session, head.prefix)
+        return Ask(head.prompt_tokens, answer_tokens, head.session, head.prefix, self.arrived_s)
 
     def waiter(self, ask: Ask, tried: frozenset[Row], settings: RouterSettings) -> Waiter:
         """Its place among those who wait; an answer that was begun goes before all others."""
-        begun = bool(self.transcript)
+        if self.transcript:
+            return Waiter(
+                sequence=next(_sequence),
+                arrived_s=LONG_AGO_S,
+                deadline_s=math.inf,
+                priority=Priority.HIGH,
+                ask=ask,
+                tried=tried,
+                refuse_s=self.deadline_s,
+            )
         slo_s = self.arrived_s + settings.first_token_slo.total_seconds()
         return Waiter(
+            sequence=next(_sequence),
             arrived_s=self.arrived_s,
-            deadline_s=min(slo_s, self.refuse_s) if self.refuse_s is not None else slo_s,
+            deadline_s=slo_s if self.refuse_s is None else min(slo_s, self.refuse_s),
             tokens=ask.prompt_tokens + ask.answer_tokens,
             key=self.head.fairness_key,
-            priority=BEGUN if begun else self.head.priority,
+            priority=_PRIORITY.get(self.head.priority, Priority.NORMAL),
             ask=ask,
             tried=tried,
-            refuse_s=self.deadline_s if begun else self.refuse_s,
-            refusal=passed if begun or self.refuse_s == self.deadline_s else _too_late,
+            refuse_s=self.refuse_s,
+            refusal=passed if self.refuse_s == self.deadline_s else _too_late,
         )
 
     def left_s(self) -> float | None:

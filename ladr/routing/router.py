@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
 from datetime import timedelta
 from random import Random
@@ -30,31 +30,32 @@ from ladr.errors import (
     Unreachable,
     WorkerLost,
 )
-from ladr.routing import cascade, orders, policies
+from ladr.routing import cascade
 from ladr.routing.attempt import Attempt
-from ladr.routing.board import Scoreboard
+from ladr.routing.binder import Binder
 from ladr.routing.budget import RetryBudget
 from ladr.routing.channels import Channels
 from ladr.routing.ema import Ema
+from ladr.routing.hedge import race
 from ladr.routing.lease import Lease
 from ladr.routing.models import Models, Target
-from ladr.routing.policies.least_request import LeastRequest
-from ladr.routing.policy import Ask, Policy
-from ladr.routing.prober import Prober
 from ladr.routing.request import Request
 from ladr.routing.row import Row
 from ladr.routing.sink import Sink
-from ladr.routing.waiting import PATIENCE_S, Room
 from ladr.routing.wire import Event, event_of, request_head
 
 _RETRY_AFTER = timedelta(seconds=1)
 _BACKOFF_S = (0.01, 0.25)  # first and longest pause before another attempt; a random part of it is waited
 _HEDGE_RESERVE = 2
+_MAX_TAKEN_BACK = 16  # of one request
 # Another worker may do better: the request had no fault.
 _RETRIABLE = (Unreachable, Draining, NoWorker, NotFound, Overloaded, EngineFailed)
 _LOST = (*_RETRIABLE, CannotResume, BrokenStream)  # after the first token also these
-_RESUME_PATIENCE_S = 10.0  # how long a stream that was begun waits while there is no worker at all
 _ELSEWHERE = (NoWorker, Overloaded)  # nobody can take it for this model
+
+
+class _TakenBack(Exception):
+    """A request is better off elsewhere than in the queue of the worker that took it."""
 
 
 class Router:
@@ -68,62 +69,29 @@ class Router:
         self._rng = rng
         self._make_id = make_id
         self._sink = sink
-        self._policy = policies.create(settings)
-        self._fallback = LeastRequest()
         self._retries = RetryBudget(settings.retry_budget)
         self._hedges = RetryBudget(settings.hedge_budget, _HEDGE_RESERVE)
-        self._rooms: dict[str, Room] = {}  # by model; only those in which somebody waits
-        self._waiting = 0
-        self._due = False  # the rooms are to be served in the next turn of the loop
         self._answers: defaultdict[str, Ema] = defaultdict(lambda: Ema(settings.theta))  # tokens an answer, by model
         self._thresholds = {
             name: cascade.Threshold(one.threshold, one.share) for name, one in settings.cascades.items()
         }
-        self.board = Scoreboard(
-            settings.theta,
-            settings.ttl.total_seconds(),
-            slow_start_s=settings.slow_start.total_seconds(),
-            changed=self._row_changed,
-        )
-        self.models = Models(settings, self.board.knows, self.board.models)
         self.channels = Channels(settings.max_message_bytes)
-        self.prober = Prober(self.channels)
+        self.binder = Binder(settings, rng, self.channels)
+        self.board = self.binder.board
+        self.models = Models(settings, self.board.knows, self.board.models)
         self.open = 0
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait here for a worker."""
-        return self._waiting
-
-    def waiting_for(self, model: str) -> int:
-        """Requests that wait here for a worker with this model."""
-        return len(self._rooms[model]) if model in self._rooms else 0
-
-    def waited_for(self) -> set[str]:
-        """Models that somebody waits for."""
-        return set(self._rooms)
 
     def answer_tokens(self, model: str) -> float:
         """Tokens of a model's recent answers; 0 before the first."""
         return self._answers[model].value or 0.0 if model in self._answers else 0.0
 
-    def changed(self) -> None:
-        """The board has news, or time has passed: see whether those who wait can be served."""
-        if self._rooms and not self._due:
-            self._due = True
-            asyncio.get_running_loop().call_soon(self._serve)
-
     def served(self, asked: str) -> str:
         """The served name behind a name that somebody asks for. Raises: as `Models.resolve`."""
         return self.models.resolve(asked, self._rng).model
 
-    def policy(self, now_s: float) -> Policy:
-        """The policy that picks now: by own counts alone while no reports come."""
-        return self._fallback if self.board.blind(now_s) else self._policy
-
     async def close(self) -> None:
         """End what goes on beside the requests. No request is open."""
-        await self.prober.close()
+        await self.binder.close()
         await self.channels.close()
 
     async def generate(self, raw: bytes, timeout_s: float | None, edge_s: float = 0.0) -> AsyncGenerator[bytes]:
@@ -228,6 +196,8 @@ class Router:
                     async for message in messages:
                         yield message
                 return
+            except _TakenBack:
+                continue
             except LadrError as error:
                 progressed = len(request.transcript) > had
                 failures = 1 if progressed else failures + 1
@@ -261,29 +231,56 @@ class Router:
     async def _stream(self, request: Request, model: str, tried: set[Row], asked: list[Row]) -> AsyncGenerator[bytes]:
         """Messages of one attempt, or of the first of two to answer. The workers are added to `asked`."""
         resumes = bool(request.transcript)
+        ask = request.ask(self._expected(model, request))
         with ExitStack() as stack:
-            lease = await self._lease(request, model, tried)
-            messages = stack.enter_context(self._attempt(request, model, lease, asked))
-            hedges = self._settings.hedge_after > timedelta(0) and not request.answered
-            if hedges:
-                held, messages = await self._race(request, model, messages, tried, asked, stack)
+            began_s = time.monotonic()
+            lease = await self.binder.lease(request, model, ask, tried)
+            self._sink.waited(model, time.monotonic() - began_s)
+
+            def attempt(lease: Lease) -> Attempt:
+                stack.enter_context(lease)
+                asked.append(lease.row)
+                return stack.enter_context(self._attempt(request, model, lease))
+
+            def second() -> Attempt | None:
+                if not self._hedges.retry(time.monotonic()):
+                    return None
+                other = self.binder.bind(model, ask, tried.union(asked), only_fresh=True)
+                return attempt(other) if other else None
+
+            messages = first = attempt(lease)
+            if self._settings.hedge_after > timedelta(0) and not request.answered:
+                after_s = self._settings.hedge_after.total_seconds()
+                held, messages, hedged = await race(first, after_s, second)
+                if hedged:
+                    self._sink.hedged(messages is not first)
                 for message in held:
                     yield self._passed(request, message)
             async for message in messages:
+                if event_of(message) is Event.STARTED and not self._keeps(request, messages):
+                    raise _TakenBack
                 if resumes and event_of(message) is not Event.STARTED:
                     request.transcript.follows(message)
                     resumes = False
                 yield self._passed(request, message)
             self._answers[model].add(messages.lease.answer_tokens, time.monotonic())
 
+    def _keeps(self, request: Request, attempt: Attempt) -> bool:
+        """Whether a request stays where it was just taken, or is better picked for again because it would wait there."""
+        row = attempt.lease.row
+        if self.binder.main_policy.keeps(row, attempt.waiting) or request.taken_back == _MAX_TAKEN_BACK:
+            return True
+        request.taken_back += 1
+        self._sink.taken_back(row.worker_id)
+        return False
+
     def _passed(self, request: Request, message: bytes) -> bytes:
         if event_of(message) is Event.DELTA:
             request.transcript.add(message)
         return message
 
-    def _attempt(self, request: Request, model: str, lease: Lease, asked: list[Row]) -> Attempt:
+    def _attempt(self, request: Request, model: str, lease: Lease) -> Attempt:
         """A bound request on its way; what goes wrong is laid to its worker, or not."""
-        asked.append(lease.row)
         return Attempt(
             lease,
             self.channels,
@@ -292,42 +289,6 @@ class Router:
             request.left_s(),
             lambda error: self._judge(lease, error, model),
         )
-
-    async def _race(
-        self,
-        request: Request,
-        model: str,
-        first: Attempt,
-        tried: set[Row],
-        asked: list[Row],
-        stack: ExitStack,
-    ) -> tuple[list[bytes], Attempt]:
-        """Ask a second worker if the first says nothing for too long; gives the winner, and its messages to its first token."""
-        runners = {asyncio.ensure_future(_to_first_token(first)): first}
-        try:
-            done, _ = await asyncio.wait(runners, timeout=self._settings.hedge_after.total_seconds())
-            if not done and self._hedges.retry(time.monotonic()):
-                lease = self._bind(
-                    model, request.ask(self._expected(model, request)), tried.union(asked), only_fresh=True
-                )
-                if lease:
-                    second = stack.enter_context(self._attempt(request, model, lease, asked))
-                    runners[asyncio.ensure_future(_to_first_token(second))] = second
-            while True:
-                done, running = await asyncio.wait(runners, return_when=asyncio.FIRST_COMPLETED)
-                winners = [one for one in done if one.exception() is None]
-                if winners or not running:
-                    break
-                for one in done:
-                    del runners[one]
-            if len(asked) > 1:
-                self._sink.hedged(bool(winners) and runners[winners[0]] is not first)
-            one = winners[0] if winners else next(iter(done))
-            return one.result(), runners[one]
-        finally:
-            for one in runners:
-                one.cancel()
-            await asyncio.gather(*runners, return_exceptions=True)
 
     def _judge(self, lease: Lease, error: LadrError, model: str) -> None:
         """What an error says about the worker, beside the request."""
@@ -348,71 +309,3 @@ class Router:
         """Tokens that the answer may be expected to have."""
         recent = self.answer_tokens(model)
         return min(recent, request.head.max_tokens) if recent else float(request.head.max_tokens)
-
-    async def _lease(self, request: Request, model: str, tried: set[Row]) -> Lease:
-        """A place at a worker that was not tried yet, else at one that was; waits for it as long as it may.
-
-        Raises: NoWorker, Overloaded, DeadlineExceeded.
-        """
-        ask = request.ask(self._expected(model, request))
-        room = self._rooms.get(model)
-        if room is None:
-            lease = self._bind(model, ask, tried)
-            if lease:
-                return lease
-            room = Room(
-                orders.create(self._settings),
-                lambda waiter: self._bind(model, waiter.ask, waiter.tried),
-                lambda: bool(self.board.eligible(model, time.monotonic())),
-            )
-        if self._waiting >= self._settings.queue_limit:
-            raise Overloaded("too many requests wait for a worker", retry_after=room.hint())
-        now_s = time.monotonic()
-        wait_s = room.wait_s()
-        if request.refuse_s is not None and wait_s and now_s + wait_s > request.refuse_s and not request.transcript:
-            raise Overloaded("the request would not be answered in time", retry_after=room.hint())
-        self._rooms[model] = room
-        self._waiting += 1
-        try:
-            waiter = request.waiter(ask, frozenset(tried), self._settings)
-            patience_s = _RESUME_PATIENCE_S if request.transcript else PATIENCE_S
-            return await room.lease(waiter, self._settings.queue_timeout.total_seconds(), patience_s)
-        finally:
-            self._waiting -= 1
-            self._sink.waited(model, time.monotonic() - now_s)
-            if not len(room):
-                self._rooms.pop(model, None)
-
-    def _bind(self, model: str, ask: Ask, tried: Collection[Row], only_fresh: bool = False) -> Lease | None:
-        """A place at the worker that the policy picks now; None: it is better to wait, or there is nobody."""
-        now_s = time.monotonic()
-        rows = self.board.eligible(model, now_s)
-        fresh = [row for row in rows if row not in tried] if tried else rows
-        candidates = fresh if only_fresh else fresh or rows
-        if not candidates:
-            return None
-        policy = self.policy(now_s)
-        row = policy.pick(candidates, ask, self._rng, now_s)
-        if row is None:
-            return None
-        self.prober.probe(policy.probes(candidates, self._rng), policy)
-        return Lease(row, ask, self._policy, self._row_changed)
-
-    def _row_changed(self, row: Row) -> None:
-        self._policy.changed(row, self._rng)
-        self.changed()
-
-    def _serve(self) -> None:
-        self._due = False
-        for room in list(self._rooms.values()):
-            room.serve()
-
-
-async def _to_first_token(attempt: Attempt) -> list[bytes]:
-    """Its messages up to the first token."""
-    messages = []
-    async for message in attempt:
-        messages.append(message)
-        if event_of(message) in (Event.DELTA, Event.FINISHED):
-            break
-    return messages

@@ -21,6 +21,9 @@ class Sink:
     def resumed(self, worker_id: str, reason: str, tokens: int) -> None:
         """Another worker goes on with its answer, of which the client has so many tokens."""
 
+    def taken_back(self, worker_id: str) -> None:
+        """It would have waited at a worker, and is picked for again."""
+
     def hedged(self, won: bool) -> None:
         """A second worker was asked as well, and was the first to answer or not."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import cast
 
 from ladr.errors import DeadlineExceeded, LadrError, NoWorker, Overloaded
 from ladr.routing.lease import Lease
@@ -19,6 +20,7 @@ from ladr.routing.row import Row
 PATIENCE_S = 1.0  # how long a request waits while nobody at all may take it
 _RETRY_AFTER = timedelta(seconds=1)
 _RATE_WINDOW_S = 5.0
+_LEAST_SERVED = 10  # before their pace says anything
 _SHORTEST_HINT_S, _LONGEST_HINT_S = 0.05, 60.0
 
 
@@ -32,10 +34,12 @@ class Waiter(Entry):
     """A request in the room: what its order goes by, and what it waits for.
 
     Attributes:
+        here: it is in the room.
         refuse_s: when it is of no use any more, with the error that says so; None: never.
     """
 
     ask: Ask = field(default_factory=Ask)
+    here: bool = False
     refuse_s: float | None = None
     refusal: Callable[[timedelta], LadrError] = passed
     tried: frozenset[Row] = frozenset()
@@ -52,7 +56,7 @@ class Room:
 
     def __init__(
         self,
-        order: Order[Waiter],
+        order: Order,
         bind: Callable[[Waiter], Lease | None],
         anybody: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
@@ -71,7 +75,8 @@ class Room:
 
         Raises: NoWorker, Overloaded: nobody took it in time. DeadlineExceeded: its deadline passed.
         """
-        self._order.push(waiter)
+        self._order.push(waiter, self._clock())
+        waiter.here = True
         try:
             self.serve()
             await self._wait(waiter, timeout_s, patience_s)
@@ -81,7 +86,8 @@ class Room:
                 waiter.lease.result().release()  # bound in the very moment in which its caller went away
             raise
         finally:
-            self._order.remove(waiter)
+            if waiter.here:
+                self._order.remove(waiter)
 
     async def _wait(self, waiter: Waiter, timeout_s: float, patience_s: float) -> None:
         give_up_s = self._clock() + timeout_s
@@ -105,14 +111,18 @@ class Room:
     def serve(self) -> None:
         """Bind those who wait, in their order, for as long as there is a worker for the first of them."""
         now_s = self._clock()
-        while (first := self._order.peek(now_s)) is not None:
+        while (entry := self._order.peek(now_s)) is not None:
+            first = cast(Waiter, entry)  # nothing else is pushed
             if not first.lease.done() and (first.refuse_s is None or now_s < first.refuse_s):
                 lease = self._bind(first)
                 if lease is None:
                     return
                 self._bound.append(now_s)
                 first.lease.set_result(lease)
-            self._order.remove(first)  # bound, cancelled, or about to be refused by its own clock
+                self._order.pop(now_s)
+            else:  # cancelled, or about to be refused by its own clock
+                self._order.remove(first)
+            first.here = False
 
     def hint(self) -> timedelta:
         """When a request that is turned away now may find room: those who wait, by the pace at which they are served."""
@@ -120,6 +130,8 @@ class Room:
 
     def wait_s(self) -> float | None:
         """How long the last in line will wait, by the pace of the last seconds; None while nothing is known."""
-        since_s = self._clock() - _RATE_WINDOW_S
-        served = sum(1 for at_s in self._bound if at_s > since_s)
-        return len(self._order) * _RATE_WINDOW_S / served if served else None
+        now_s = self._clock()
+        recent = [at_s for at_s in self._bound if at_s > now_s - _RATE_WINDOW_S]
+        if len(recent) < _LEAST_SERVED:
+            return None
+        return len(self._order) * max(now_s - recent[0], _SHORTEST_HINT_S) / len(recent)

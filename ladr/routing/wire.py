@@ -10,13 +10,14 @@ from enum import IntEnum
 from google.protobuf.message import DecodeError
 
 from ladr.errors import InvalidRequest
+from ladr.routing.policy import PREFIX_BLOCK_TOKENS
 from ladr.v1 import generation_pb2
 
 MAX_CHAT_MESSAGES = 4096
 MAX_ID_BYTES = 128
-BLOCK_BYTES = 1024  # of a prompt, about 256 tokens: what prefixes are compared by
-MAX_BLOCKS = 64
 BYTES_PER_TOKEN = 4  # about
+BLOCK_BYTES = PREFIX_BLOCK_TOKENS * BYTES_PER_TOKEN
+MAX_BLOCKS = 128
 DEFAULT_ANSWER_TOKENS = 512  # max_tokens where a request gives none, as in generation.proto
 _PROMPT, _MESSAGES = 2, 3  # field numbers of GenerateRequest: these may be large, so they are not decoded
 _MAX_FIELDS = MAX_CHAT_MESSAGES + 256
@@ -67,7 +68,7 @@ def event_of(message: bytes) -> Event:
 def request_head(request: bytes) -> Head:
     """Read a serialized GenerateRequest; the last of several fields of a kind wins, as in protobuf.
 
-    The prompt is not decoded, and no more than its first 64 KiB are looked at.
+    The prompt is not decoded, and no more than its first 32 KiB are looked at.
     Raises: InvalidRequest: not a GenerateRequest, more chat messages than anybody needs, or an id that is too long.
     """
     small, prompt, messages = bytearray(), b"", []

@@ -21,6 +21,7 @@ from services.router.routes import Routes
 from services.router.scaling import Scaling
 from services.router.servicer import NAME, RouterServicer
 from services.router.sink import RouterSink
+from services.router.tuning.tuning import Tuning
 
 log = structlog.get_logger()
 
@@ -44,7 +45,16 @@ class App:
         sink = RouterSink(self.server.registry, settings.first_token_slo.total_seconds())
         self.router = Router(settings, rng or SystemRandom(), make_id, sink)
         self.scaling = Scaling(self.router, settings, sink.misses)
-        self.routes = Routes(self.router.board, self.router.policy, settings)
+        self.routes = Routes(self.router.board, self.router.binder.policy, self.router.binder.main_policy, settings)
+        self.tuning = Tuning(
+            settings.tuner,
+            settings.policy,
+            self.router.binder,
+            sink.outcomes,
+            self.scaling.utilization,
+            Random(),  # noqa: S311  # it explores; nobody is kept from guessing
+            self.server.registry,
+        )
         self.listener = Listener(settings.bus, self._hear, self.router.board.lost)
         self.server.registry.register(RouterCollector(self.router, self.routes, self.scaling))
         self.jobs = parts.make(settings.jobs, self.router, self.server.registry, make_id)
@@ -58,7 +68,7 @@ class App:
 
         Raises: CannotStart: a port is in use.
         """
-        background = [self.listener.run, self._tick_for_ever]
+        background = [self.listener.run, self._tick_for_ever, self.tuning.run]
         if self.jobs:
             background.append(self.jobs.dispatcher.run)
         try:
@@ -82,16 +92,17 @@ class App:
 
     def _hear(self, update: metrics_pb2.FleetUpdate) -> None:
         self.router.board.hear(update, time.monotonic())
-        self.router.changed()
+        self.router.binder.changed()
 
     async def _tick_for_ever(self) -> None:
         told: tuple[bool, bool] | None = None
+        due_s = time.monotonic()
         while True:
             now_s = time.monotonic()
             self.router.board.sweep(now_s)
             self.routes.tick(now_s)
             self.scaling.tick(now_s)
-            self.router.changed()
+            self.router.binder.changed()
             await self.router.channels.keep({row.report.address for row in self.router.board.rows()})
             table = self.routes.table
             state = (any(route.weight for route in table.routes), not table.degraded)
@@ -100,4 +111,5 @@ class App:
                 for name, well in zip((NAME, STATS), state, strict=True):
                     await self.server.health.set(name, SERVING if well else NOT_SERVING)
                 log.info("fleet", routable=state[0], hears_reports=state[1], workers=len(table.routes))
-            await asyncio.sleep(self._settings.tick.total_seconds())
+            due_s = max(due_s + self._settings.tick.total_seconds(), time.monotonic())
+            await asyncio.sleep(due_s - time.monotonic())

@@ -27,7 +27,7 @@ class RouterCollector(Collector):
         )
         yield GaugeMetricFamily("ladr_router_open_streams", "Generate streams that are open", value=self._router.open)
         yield GaugeMetricFamily(
-            "ladr_router_waiting", "Requests that wait here for a free worker", value=self._router.waiting
+            "ladr_router_waiting", "Requests that wait here for a free worker", value=self._router.binder.waiting
         )
         eligible = sum(not route.ineligible_reason for route in table.routes)
         workers = GaugeMetricFamily(

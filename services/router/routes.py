@@ -38,12 +38,16 @@ class _Rows:
 class Routes:
     """Makes tables. What costs is done once a tick for all who watch in the same way, and only if anybody does.
 
-    Args: policy: gives the policy that picks at this moment (another one while no reports come).
+    Args: board: what it tells of. policy: gives the policy that picks at this moment (another one while no reports come).
+    main: the policy that picks while they do.
     """
 
-    def __init__(self, board: Scoreboard, policy: Callable[[float], Policy], settings: RouterSettings) -> None:
+    def __init__(
+        self, board: Scoreboard, policy: Callable[[float], Policy], main: Policy, settings: RouterSettings
+    ) -> None:
         self._board = board
         self._policy = policy
+        self._main = main
         self._settings = settings
         self._news = asyncio.Event()
         self._closed = False
@@ -103,19 +107,21 @@ class Routes:
         weights = self._policy(now_s).weights(eligible) if eligible else []
         share = dict(zip((row.worker_id for row in eligible), weights, strict=True))
         fastest_s = min((row.latency_s for row in eligible if row.latency_s), default=None)
+        ratio = self._main.parameters().get("ratio", self._settings.alpha / self._settings.beta)
+        beta = (self._settings.alpha + self._settings.beta) / (1 + ratio)
         table = router_pb2.RouteTable(
             version=last.version + 1,
             policy=last.policy,
             degraded=board.blind(now_s),
-            alpha=last.alpha,
-            beta=last.beta,
+            alpha=ratio * beta,
+            beta=beta,
         )
         table.computed_at.GetCurrentTime()
         if fastest_s is not None:
             table.fastest_latency.FromTimedelta(timedelta(seconds=fastest_s))
         for row in rows:
             relative = relative_latencies([row.latency_s, fastest_s])[0]
-            points = score(relative, row.queue, last.alpha, last.beta)
+            points = score(relative, row.queue, table.alpha, table.beta)
             route = table.routes.add()
             _fill(route, row, points, share.get(row.worker_id, 0.0))
             route.ineligible_reason = self._reasons[row.worker_id]
@@ -179,6 +185,7 @@ class Routes:
         picking = router_pb2.Picking(
             aliases={name: to for name, to in settings.aliases.items() if to not in self._chosen()},
             default_model=settings.default_model if settings.default_model not in self._chosen() else "",
+            parameters=self._main.parameters(),
             theta=settings.theta,
         )
         picking.ttl.FromTimedelta(settings.ttl)

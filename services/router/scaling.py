@@ -47,7 +47,7 @@ class Scaling:
 
     def tick(self, now_s: float) -> None:
         """Look at each model, and tell the watchers what is new."""
-        models = self._router.board.models() | self._router.waited_for()
+        models = self._router.board.models() | self._router.binder.waited_for()
         for gone in self._scales.keys() - models:
             del self._scales[gone]
             del self.advice[gone]
@@ -76,6 +76,10 @@ class Scaling:
         if changed:
             self._news.set()
             self._news = asyncio.Event()
+
+    def utilization(self) -> float:
+        """Share of all slots in use, waiting requests included."""
+        return max((advice.utilization for advice in self.advice.values()), default=0.0)
 
     def close(self) -> None:
         """End all watches with Draining."""
@@ -107,7 +111,7 @@ class Scaling:
         """What goes on with a model. The time that a request takes is the tokens of an answer at the workers' mean pace."""
         rows = self._router.board.eligible(model, now_s)
         slots = sum(row.slots for row in rows)
-        waiting = self._router.waiting_for(model)
+        waiting = self._router.binder.waiting_for(model)
         paces = [row.pace_s for row in rows if row.pace_s]
         tokens = self._router.answer_tokens(model)
         service_s = tokens * statistics.fmean(paces) if paces and tokens else _SERVICE_S

@@ -9,6 +9,7 @@ from datetime import timedelta
 import grpc
 
 from ladr.errors import InvalidRequest, NotFound, Unreachable
+from ladr.request import EDGE_LATENCY
 from ladr.routing.router import Router
 from ladr.routing.row import Row
 from ladr.v1 import router_pb2, worker_pb2, worker_pb2_grpc
@@ -17,7 +18,6 @@ from services.router.routes import Routes
 from services.router.scaling import Scaling
 
 NAME = "ladr.v1.Router"
-EDGE_LATENCY = "ladr-edge-latency-ms"  # metadata: how long the client's own way to here takes, as it measures it
 _LONGEST_EDGE_MS = 60_000.0
 _DRAIN_S = 5.0
 

@@ -10,9 +10,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from ladr.routing.sink import Sink
 from ladr.routing.window import Window
+from services.router.tuning.tuning import Outcomes
 
 log = structlog.get_logger()
 
+_NOT_SERVED = ("overloaded", "no_worker")  # the fleet's fault, not the client's
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
@@ -24,6 +26,7 @@ class RouterSink(Sink):
 
     def __init__(self, registry: CollectorRegistry, slo_s: float) -> None:
         self._slo_s = slo_s
+        self.outcomes = Outcomes(slo_s)
         self._slo: defaultdict[str, Window] = defaultdict(Window)  # (in time, late) by model
 
         def counter(name: str, about: str, *labels: str) -> Counter:
@@ -35,6 +38,7 @@ class RouterSink(Sink):
         self._requests = counter("requests", "Requests that ended, by how", "model", "outcome")
         self._retries = counter("retries", "Further attempts before the first token, by why", "reason")
         self._resumes = counter("resumes", "Answers that another worker went on with, by why", "reason")
+        self._taken_back = counter("taken_back", "Requests taken out of a worker's queue, to be picked for again")
         self._hedges = counter("hedges", "Second workers asked before the first token, by whether they won", "won")
         self._fallbacks = counter("fallbacks", "Requests that another model answered", "model", "to")
         self._judgements = counter("cascade_judgements", "Student answers, by what became of them", "model", "verdict")
@@ -44,9 +48,12 @@ class RouterSink(Sink):
 
     def ended(self, model: str, outcome: str) -> None:
         self._requests.labels(model, outcome).inc()
+        if outcome in _NOT_SERVED:
+            self.outcomes.add(None)
 
     def first_token(self, model: str, took_s: float, edge_s: float) -> None:
         self._ttft.labels(model).observe(took_s)
+        self.outcomes.add(took_s)
         late = took_s > self._slo_s
         self._slo[model].add(not late, late, time.monotonic())
         if edge_s:
@@ -67,6 +74,9 @@ class RouterSink(Sink):
     def resumed(self, worker_id: str, reason: str, tokens: int) -> None:
         self._resumes.labels(reason.lower()).inc()
         log.info("resume", worker=worker_id, reason=reason, tokens=tokens)
+
+    def taken_back(self, worker_id: str) -> None:
+        self._taken_back.inc()
 
     def hedged(self, won: bool) -> None:
         self._hedges.labels("yes" if won else "no").inc()

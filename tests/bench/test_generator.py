@@ -14,6 +14,7 @@ from ladr.bench.generator import Generator, connections
 from ladr.bench.measure import Measurement, Slo
 from ladr.bench.prompts import Prompts
 from tests.client.fake_router import FakeRouter, serving
+from tests.processes import mesh
 
 SHAPE = Shape("constant", Length(16), Length(7))
 
@@ -36,6 +37,15 @@ async def test_every_request_is_sent_with_its_length_and_a_prompt_of_its_own(rou
     assert {len(request.prompt) for request in router.requests} == {64}
     assert len({request.prompt for request in router.requests}) == 50
     assert {(request.model, request.sampling.max_tokens) for request in router.requests} == {("m", 7)}
+
+
+async def test_a_worker_can_be_asked_straight_by_its_own_method() -> None:
+    load = SHAPE.arrivals(20, 0.5, seed=0, model="sim")
+    measurement = Measurement(Slo(5.0), 0.0, 0.5)
+    async with mesh(1) as m, connections(m.workers[0].address, 1) as channels:
+        generator = Generator(channels, measurement, Prompts(0), 20.0, 1000, "/ladr.v1.Worker/Generate")
+        await generator.run(load)
+    assert (measurement.answered, measurement.lost, measurement.repeated, measurement.errors) == (10, 0, 0, {})
 
 
 class Stalling(FakeRouter):

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks import envoy
 from benchmarks.__main__ import NAMES
+from benchmarks.convergence import Slowdown, mean_took_s, switches
 from benchmarks.report import Report, Spread, Table, percentile
 from tests.processes import ROOT
 
@@ -39,6 +41,11 @@ def test_a_benchmark_runs_and_gives_figures(name: str) -> None:
     for table in report["tables"]:
         assert table["rows"]
         assert all(math.isfinite(n) for n in numbers(table["rows"])), table
+    if name in ("routing_mesh", "router_overhead"):
+        assert (envoy.MISSING in report["notes"]) == (envoy.binary() is None)
+    if name == "survival":
+        for row in report["tables"][0]["rows"]:
+            assert row["identical"] == row["streams"] > 0
     if name == "transformers_batching":
         fp32 = report["tables"][0]["rows"]
         assert [row["same answers"].split(",")[0] for row in fp32] == ["ours 8/8", "ours 16/16"]
@@ -77,3 +84,17 @@ def test_a_table_gives_the_same_figures_to_people_and_to_programs() -> None:
 def test_a_percentile_is_one_of_the_values() -> None:
     values = [float(n) for n in range(101)]
     assert [percentile(values[::-1], share) for share in (0.0, 0.5, 0.99, 1.0)] == [0.0, 50.0, 99.0, 100.0]
+
+
+def test_a_weight_has_converged_when_it_stays_near_its_final_value() -> None:
+    falls = Slowdown(at_s=10.0, weights=[(8 + 0.2 * n, 0.25 if n < 13 else 0.1) for n in range(45)])
+    assert (falls.before, falls.final) == (0.25, 0.1)
+    assert falls.took_s == pytest.approx(0.6)
+    assert mean_took_s([falls, falls]) == pytest.approx(0.6)
+    back = Slowdown(at_s=10.0, weights=[(at_s, 0.25 if 12.3 < at_s < 12.5 else w) for at_s, w in falls.weights])
+    assert back.took_s == pytest.approx(2.6)
+
+
+def test_smoothing_keeps_the_best_worker_where_latencies_jitter() -> None:
+    assert switches((100.0, 200.0), theta=0.0, seed=0, reports=100) > switches((100.0, 200.0), 0.7, 0, 100) == 0
+    assert switches((100.0, 1_000.0), theta=0.0, seed=0, reports=100) == 0

@@ -9,9 +9,10 @@ from collections import Counter
 from pathlib import Path
 from statistics import quantiles
 
-import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ladr.routing.policies import POLICIES
 from ladr.v1 import generation_pb2, router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.load import Load, Outcome, ask, channel_to, eligible, workers_of
 from tests.processes import Process, mesh
@@ -32,7 +33,7 @@ async def health(address: str, service: str) -> int:
         return answer.status
 
 
-async def test_a_killed_worker_gets_nothing_after_a_second_and_no_request_without_a_token_fails() -> None:
+async def test_a_killed_worker_gets_nothing_after_a_second_and_no_request_fails() -> None:
     async with mesh(3) as m, channel_to(m.router.address) as channel:
         await eligible(channel, "worker-1", "worker-2", "worker-3")
         async with Load(channel, per_s=60) as load:
@@ -40,9 +41,7 @@ async def test_a_killed_worker_gets_nothing_after_a_second_and_no_request_withou
             died_s = time.monotonic()
             m.workers[0].send(signal.SIGKILL)
             await asyncio.sleep(3)
-        lost = failed(load.outcomes)
-        assert all(o.tokens for o in lost), [o for o in lost if not o.tokens]
-        assert {o.error for o in lost} <= {grpc.StatusCode.ABORTED}
+        assert not failed(load.outcomes)
         late = [
             o
             for o in load.outcomes
@@ -145,8 +144,10 @@ async def test_redis_restarted_five_times_under_load_fails_no_request(tmp_path: 
             assert not failed(load.outcomes)
 
 
-async def test_two_hundred_calls_at_once_spread_over_four_equal_workers() -> None:
-    async with mesh(4, worker={"LADR_WORKER__SLOTS": "64"}) as m, channel_to(m.router.address) as channel:
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy.startswith("ladr")])
+async def test_two_hundred_calls_at_once_spread_over_four_equal_workers(policy: str) -> None:
+    there = mesh(4, worker={"LADR_WORKER__SLOTS": "64"}, router={"LADR_ROUTER__POLICY": policy})
+    async with there as m, channel_to(m.router.address) as channel:
         await eligible(channel, "worker-1", "worker-2", "worker-3", "worker-4")
         outcomes = await asyncio.gather(*(ask(channel) for _ in range(200)))
         assert not failed(outcomes)

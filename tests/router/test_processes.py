@@ -8,7 +8,7 @@ import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from tests.load import ask, channel_to, eligible
+from tests.load import ask, channel_to, eligible, until
 from tests.processes import SIMULATED, Mesh, Process, mesh
 
 
@@ -47,6 +47,7 @@ async def test_a_crashed_one_starts_again_and_the_others_serve_on() -> None:
             await eligible(channel, "worker-1")
         victim = children_of(m.router.pid)[0]
         os.kill(victim, signal.SIGKILL)
+        await until(lambda: not runs(victim), 10, "its end")
         for _ in range(5):
             async with channel_to(m.router.address) as channel:
                 assert (await ask(channel)).finished == 1

@@ -245,19 +245,45 @@ async def test_a_request_that_nobody_takes_in_time_is_turned_away_and_costs_no_w
             await s.ask(first_token_within=within.first_token_within)
         assert refused.value.retry_after
         assert calls == 0
-        assert s.router.waiting == 0
+        assert s.router.binder.waiting == 0
 
 
 async def test_past_the_bound_of_waiting_requests_the_caller_is_told_when_to_come_back() -> None:
     async with scene(RouterSettings(queue_limit=2), a=fails(EngineFailed("x"))) as s:
         s.hear(state=fleet_pb2.WORKER_STATE_DRAINING)
         waiting = [asyncio.create_task(s.ask()) for _ in range(2)]
-        await until(lambda: s.router.waiting == 2, 5, "two that wait")
+        await until(lambda: s.router.binder.waiting == 2, 5, "two that wait")
         with pytest.raises(Overloaded) as refused:
             await s.ask()
         assert refused.value.retry_after
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        assert s.router.waiting == 0
+        assert s.router.binder.waiting == 0
         assert s.at_rest()
+
+
+async def test_a_request_that_would_queue_at_a_worker_is_taken_back_if_the_policy_says_so() -> None:
+    calls = {"a": 0, "b": 0}
+
+    def busy(name: str, queued: int) -> Behaviour:
+        async def behave(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+            calls[name] += 1
+            yield generation_pb2.GenerateResponse(
+                started=generation_pb2.Started(worker_id=name, load=generation_pb2.Load(running=1, queued=queued))
+            )
+            if not queued:
+                yield FINISHED
+            else:
+                await asyncio.sleep(30)
+
+        return behave
+
+    async with scene(RouterSettings(policy="round-robin"), a=busy("a", 3), b=busy("b", 0)) as s:
+        s.router.binder.main_policy.keeps = lambda row, waiting: waiting == 0  # type: ignore[method-assign]
+        for _ in range(4):
+            messages = await s.ask()
+            assert [m.started.worker_id for m in messages if m.HasField("started")] == ["b"]
+        assert calls["a"] >= 2
+        assert s.at_rest()
+        assert all(not row.breaker.half_open for row in s.router.board.rows())

@@ -81,7 +81,7 @@ async def test_before_the_first_token_another_worker_is_tried(broken: Behaviour)
 async def test_without_another_worker_a_lost_one_ends_the_answer_and_nothing_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ladr.routing.router._RESUME_PATIENCE_S", 0.2)
+    monkeypatch.setattr("ladr.routing.binder._RESUME_PATIENCE_S", 0.2)
     async with scene(a=fails(Unreachable("x"), after=2)) as s:
         seen = []
         with pytest.raises(WorkerLost):
@@ -125,14 +125,14 @@ async def test_a_fleet_that_is_full_is_asked_once_each() -> None:
 async def test_a_worker_whose_engine_fails_at_once_does_not_attract_requests() -> None:
     async with scene(bad=fails(EngineFailed("x")), b=answers, c=answers) as s:
         attempts: Counter[str] = Counter()
-        pick = s.router.policy(time.monotonic()).pick
+        pick = s.router.binder.policy(time.monotonic()).pick
 
         def counting(candidates: Any, ask: Any, rng: Any, now_s: float) -> Any:
             row = pick(candidates, ask, rng, now_s)
             attempts[row.worker_id] += 1
             return row
 
-        s.router._policy.pick = counting  # type: ignore[method-assign]
+        s.router.binder.main_policy.pick = counting  # type: ignore[method-assign]
         for _ in range(300):
             s.hear()
             assert (await s.ask())[-1] == FINISHED

@@ -62,7 +62,8 @@ def test_latencies_are_multiples_of_the_fastest_and_the_unknown_count_as_it(late
 def test_weights_sum_to_one_and_keep_the_order(scores: list[float]) -> None:
     shares = weights(scores)
     assert math.isclose(sum(shares), 1.0)
-    assert sorted(range(len(scores)), key=lambda i: scores[i]) == sorted(range(len(scores)), key=lambda i: shares[i])
+    by_score = [share for _, share in sorted(zip(scores, shares, strict=True))]
+    assert by_score == sorted(shares)
 
 
 events = st.one_of(

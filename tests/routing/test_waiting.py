@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import timedelta
+from itertools import count
 from random import Random
 
 import pytest
@@ -17,6 +18,8 @@ from ladr.routing.policy import Ask
 from ladr.routing.row import Row
 from ladr.routing.waiting import Room, Waiter
 from ladr.v1 import fleet_pb2
+
+sequence = count()
 
 
 class Slots:
@@ -45,7 +48,7 @@ async def test_who_came_first_is_served_first() -> None:
     served: list[int] = []
 
     async def wait(n: int) -> None:
-        await slots.room.lease(Waiter(arrived_s=n), 5.0)
+        await slots.room.lease(Waiter(sequence=next(sequence), arrived_s=n), 5.0)
         served.append(n)
 
     tasks = []
@@ -67,14 +70,14 @@ async def test_the_wait_ends_with_its_deadline_its_timeout_or_when_there_is_nobo
 
     slots = Slots(0)
     with pytest.raises(DeadlineExceeded):
-        await slots.room.lease(Waiter(arrived_s=0, refuse_s=time.monotonic() + 0.05), 5.0)
+        await slots.room.lease(Waiter(sequence=next(sequence), arrived_s=0, refuse_s=time.monotonic() + 0.05), 5.0)
     with pytest.raises(Overloaded) as refused:
-        await slots.room.lease(Waiter(arrived_s=0), 0.05)
+        await slots.room.lease(Waiter(sequence=next(sequence), arrived_s=0), 0.05)
     assert refused.value.retry_after
     slots.anybody = False
     began_s = loop_s()
     with pytest.raises(NoWorker):
-        await slots.room.lease(Waiter(arrived_s=0), 5.0, patience_s=0.05)
+        await slots.room.lease(Waiter(sequence=next(sequence), arrived_s=0), 5.0, patience_s=0.05)
     assert loop_s() - began_s < 3
     assert len(slots.room) == 0
 
@@ -86,7 +89,7 @@ async def test_any_storm_of_cancellations_gives_every_place_back() -> None:
 
     async def use() -> None:
         nonlocal most
-        lease = await slots.room.lease(Waiter(arrived_s=0), 5.0)
+        lease = await slots.room.lease(Waiter(sequence=next(sequence), arrived_s=0), 5.0)
         try:
             most = max(most, slots.row.in_flight)
             await asyncio.sleep(rng.random() / 500)
@@ -113,14 +116,18 @@ async def test_any_storm_of_cancellations_gives_every_place_back() -> None:
 
 
 async def test_the_hint_follows_the_pace_at_which_those_who_wait_are_served() -> None:
+    now_s = 100.0
     slots = Slots(0)
-    assert slots.room.hint() >= timedelta(seconds=0.05)
-    waiting = [asyncio.create_task(slots.room.lease(Waiter(arrived_s=n), 5.0)) for n in range(20)]
+    slots.room._clock = lambda: now_s
+    waiting = [asyncio.create_task(slots.room.lease(Waiter(next(sequence), 0.0), 500.0)) for _ in range(60)]
     await asyncio.sleep(0)
-    assert slots.room.wait_s() is None
-    slots.free = 10
-    slots.room.serve()
-    assert slots.room.wait_s() == pytest.approx(10 * 5.0 / 10)
+    assert slots.room.hint() >= timedelta(seconds=0.05)
+    for _ in range(20):  # ten a second
+        assert slots.room.wait_s() is None or len(slots.room) < 51
+        slots.free = 1
+        slots.room.serve()
+        now_s += 0.1
+    assert slots.room.wait_s() == pytest.approx(40 * 0.1, rel=0.1)
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)

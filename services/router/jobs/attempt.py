@@ -68,18 +68,19 @@ class Attempt:
                 for task in (work, lease):
                     task.cancel()
                 await asyncio.gather(work, lease, return_exceptions=True)
-            if not work.cancelled() and (broken := work.exception()):
-                raise broken
+            for task in (work, lease):
+                if not task.cancelled() and (broken := task.exception()):
+                    raise broken
 
     async def _work(self) -> None:
+        job = self.taken.job
         try:
             event = await self._answer()
-            await self._patiently(lambda: self.store.apply(self.taken.job.id, event))
+            await self._patiently(lambda: self.store.apply(job.id, event))
         except Stale:
-            self.metrics.ended(self.taken.job, "stale")
+            self.metrics.ended(job, "stale")
         else:
-            reason = event.error[0] if isinstance(event, Fail) else ""
-            self.metrics.ended(self.taken.job, _OUTCOMES[type(event)], reason)
+            self.metrics.ended(job, _OUTCOMES[type(event)], event.error[0] if isinstance(event, Fail) else "")
 
     async def _answer(self) -> Succeed | Fail | GiveBack:
         """Get the answer, and keep it in pieces; gives what became of it. Raises: Stale."""

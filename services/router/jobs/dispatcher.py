@@ -93,6 +93,9 @@ class Dispatcher:
             except LadrError as error:
                 self._says(up=False, error=error)
                 pause_s = _LOST_S
+            except Exception:  # a fault in what the store holds, or of ours: requests are served on
+                log.exception("jobs_broke", step=step.__name__)
+                pause_s = _LOST_S
             if not pause_s:
                 continue
             if step != self._take:
@@ -143,7 +146,7 @@ class Dispatcher:
 
     def _room(self) -> int:
         """Jobs that may begin now: slots that are free beyond those that are left to others."""
-        if self._draining or self._router.waiting:
+        if self._draining or self._router.binder.waiting:
             return 0
         now_s = time.monotonic()
         board = self._router.board

@@ -332,40 +332,37 @@ class RedisStore:
         return keys, arguments
 
     async def _claim(self, count: int) -> list[Taken]:
-        taken: list[Taken] = []
-        for priority in PRIORITIES:
-            queue = self._queue(priority)
-            if len(taken) >= count:
-                break
-            left = count - len(taken)
-            reply: Any = await self._with_group(
-                queue,
-                lambda queue=queue, left=left: _awaited(  # type: ignore[misc]
-                    self._redis.xreadgroup(GROUP, self._consumer, {queue: ">"}, count=left)
-                ),
-            )
-            for entry, fields in reply[0][1] if reply else ():
-                if (one := await self._take(queue, entry, fields, lost=False)) is not None:
-                    taken.append(one)
-        return taken
+        async def given(queue: str, left: int) -> Any:
+            reply: Any = await self._redis.xreadgroup(GROUP, self._consumer, {queue: ">"}, count=left)
+            return reply[0][1] if reply else ()
+
+        return await self._take_all(count, given, lost=False)
 
     async def _reclaim(self, count: int) -> list[Taken]:
-        taken: list[Taken] = []
-        for priority in PRIORITIES:
-            queue = self._queue(priority)
-            if len(taken) >= count:
-                break
-            left, start = count - len(taken), self._cursors.get(queue, b"0-0")
-            self._cursors[queue], entries, *_ = await self._with_group(
-                queue,
-                lambda queue=queue, left=left, start=start: _awaited(  # type: ignore[misc]
-                    self._redis.xautoclaim(queue, GROUP, self._consumer, max(self._lease_ms, 0), start, count=left)
-                ),
+        async def given(queue: str, left: int) -> Any:
+            start = self._cursors.get(queue, b"0-0")
+            self._cursors[queue], entries, *_ = await _awaited(
+                self._redis.xautoclaim(queue, GROUP, self._consumer, max(self._lease_ms, 0), start, count=left)
             )
-            for entry, fields in entries:
-                if (one := await self._take(queue, entry, fields, lost=True)) is not None:
-                    taken.append(one)
-        return taken
+            return entries
+
+        return await self._take_all(count, given, lost=True)
+
+    async def _take_all(self, count: int, given: Callable[[str, int], Awaitable[Any]], lost: bool) -> list[Taken]:
+        """Begin attempts at up to `count` jobs that `given` gives out, urgent queues first."""
+        taken: list[Taken] = []
+        try:
+            for priority in PRIORITIES:
+                queue, left = self._queue(priority), count - len(taken)
+                if left <= 0:
+                    break
+                for entry, fields in await self._with_group(queue, lambda: given(queue, left)):  # noqa: B023  # called at once
+                    if (one := await self._take(queue, entry, fields, lost)) is not None:
+                        taken.append(one)
+        except (RedisError, OSError):
+            if not taken:
+                raise
+        return taken  # what was begun before a failure is run; what was given out and not begun comes back when its lease ends
 
     async def _take(self, queue: str, entry: bytes, fields: dict[bytes, bytes], lost: bool) -> Taken | None:
         """Begin an attempt at the job of an entry that this router was given."""

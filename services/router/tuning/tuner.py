@@ -158,4 +158,4 @@ class Tuner:
             yield dict(zip(names, values, strict=True))
 
     def _bounded(self, parameters: Mapping[str, float]) -> dict[str, float]:
-        return {knob.name: knob.value(min(max(knob.share(parameters[knob.name]), 0.0), 1.0)) for knob in self._knobs}
+        return {knob.name: min(max(float(parameters[knob.name]), knob.low), knob.high) for knob in self._knobs}
