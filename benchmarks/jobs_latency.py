@@ -42,7 +42,6 @@ async def _run(rounds: int, part_s: float, jobs: int) -> Report:
         store = {
             "LADR_ROUTER__JOBS__STORE": "sqlite",
             "LADR_ROUTER__JOBS__PATH": str(Path(directory) / "jobs.db"),
-            "LADR_ROUTER__JOBS__HEADROOM": "0.5",
         }
         async with (
             mesh(WORKERS, worker=_WORKER, router=store) as there,

@@ -132,7 +132,7 @@ class JobsSettings(Section):
     retention: Duration = Field(timedelta(hours=24), description="how long a job that has ended is kept")
     max_live: int = Field(1_000_000, gt=0, description="most jobs that have not ended, about")
     max_running: int = Field(64, gt=0, le=4096, description="most jobs that one router runs at once")
-    headroom: float = Field(0.25, ge=0, lt=1, description="share of the fleet's slots that jobs leave free")
+    headroom: float = Field(0.5, ge=0, lt=1, description="share of the fleet's slots that jobs leave free")
 
 
 def _shares(value: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
