@@ -54,7 +54,7 @@ class Client(JobCalls):
         lookaside: bool = False,
     ) -> None:
         self.address = address
-        self._lookaside = _look_aside(self._open, address) if lookaside else None
+        self._lookaside = _look_aside(self._open, address, edge_metadata(edge_latency)) if lookaside else None
         self._options = client_options(max_message_bytes)
         self._edge = edge_metadata(edge_latency)
         self._channel: Any = None
@@ -184,7 +184,7 @@ class Client(JobCalls):
             raise call_failed(failed, self.address) from None
 
 
-def _look_aside(open_channel: Callable[[], Any], address: str) -> LookAside:
+def _look_aside(open_channel: Callable[[], Any], address: str, edge: tuple[tuple[str, str], ...]) -> LookAside:
     from ladr.lookaside import LookAside  # the whole of routing: only those who want it wait for its import
 
-    return LookAside(open_channel, address)
+    return LookAside(open_channel, address, edge)

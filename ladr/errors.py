@@ -133,6 +133,12 @@ class Overloaded(LadrError):
     reason = "OVERLOADED"
 
 
+class TooLate(Overloaded):
+    """No worker can give the first token as soon as the request wants it."""
+
+    reason = "TOO_LATE"
+
+
 class MessageTooLarge(LadrError):
     """The request has more bytes than the server takes."""
 

@@ -16,12 +16,14 @@ from uuid import uuid4
 
 import grpc
 from opentelemetry import context as otel_context
+from opentelemetry import trace
 from opentelemetry.context import Context
 
 from ladr.config import RouterSettings
-from ladr.errors import LadrError, NotFound, NoWorker, Unreachable
+from ladr.errors import DeadlineExceeded, Internal, LadrError, NotFound, NoWorker, Unreachable
 from ladr.routing.router import Router
 from ladr.routing.sink import Sink
+from ladr.tracing import span_metadata
 from ladr.v1 import metrics_pb2, router_pb2
 from ladr.v1.generation_pb2 import GenerateRequest, GenerateResponse
 from ladr.v1.router_pb2_grpc import RouterStub
@@ -35,10 +37,14 @@ _TICK_S = 0.2
 class LookAside:
     """Keeps a router's table, and a router of its own over it. Lives on one event loop; `close` it.
 
-    Args: open_channel: gives the channel to the router.
+    What the table does not tell (retries, hedging, slow start) is as by default here.
+
+    Args: open_channel: gives the channel to the router. edge: metadata for what the router itself is asked for.
     """
 
-    def __init__(self, open_channel: Callable[[], Any], address: str) -> None:
+    def __init__(self, open_channel: Callable[[], Any], address: str, edge: tuple[tuple[str, str], ...]) -> None:
+        self._edge = edge
+        self._ask_router: frozenset[str] = frozenset()
         self._open_channel = open_channel
         self._address = address
         self._router: Router | None = None
@@ -73,9 +79,7 @@ class LookAside:
         began_s = time.monotonic()
         router = await self._found(timeout)
         left_s = timeout - (time.monotonic() - began_s) if timeout is not None else None
-        try:
-            router.served(request.model)
-        except (NotFound, NoWorker):  # what the table does not tell of, only the router knows
+        if request.model in self._ask_router or not _known(router, request.model):
             messages: AsyncIterator[bytes] = self._proxied(request, left_s)
         else:
             messages = router.generate(request.SerializeToString(), left_s)
@@ -90,13 +94,16 @@ class LookAside:
                 async with asyncio.timeout(min(FIRST_TABLE_S, timeout or FIRST_TABLE_S)):
                     await self._known.wait()
             except TimeoutError:
+                if timeout is not None and timeout < FIRST_TABLE_S:
+                    raise DeadlineExceeded(f"the deadline passed before a router answered at {self._address}") from None
                 raise Unreachable(f"no router answers at {self._address}") from None
         assert self._router is not None  # noqa: S101  # set before `_known`
         return self._router
 
     async def _proxied(self, request: GenerateRequest, timeout: float | None) -> AsyncGenerator[bytes]:
+        metadata = (*span_metadata(trace.get_current_span()), *self._edge)
         call = self._open_channel().unary_stream("/ladr.v1.Router/Generate")(
-            request.SerializeToString(), timeout=timeout
+            request.SerializeToString(), timeout=timeout, metadata=metadata
         )
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
@@ -112,7 +119,7 @@ class LookAside:
             try:
                 async for table in call:
                     self._hear(table)
-            except grpc.aio.AioRpcError:
+            except (grpc.aio.AioRpcError, ValueError):  # it is away, or it is of a version that tells too little
                 pass
             finally:
                 call.cancel()
@@ -125,8 +132,8 @@ class LookAside:
         while True:
             await asyncio.sleep(_TICK_S)
             if self._router:
-                self._router.board.sweep(time.monotonic())
-                self._router.binder.changed()
+                self._router.tick(time.monotonic())
+                await self._router.channels.keep(self._router.board.addresses())
 
     def _hear(self, table: router_pb2.RouteTable) -> None:
         update = metrics_pb2.FleetUpdate(degraded=table.degraded)
@@ -151,6 +158,7 @@ class LookAside:
             else:
                 del self._entries[worker_id]
                 update.gone.add(worker_id=worker_id, incarnation=entry.report.incarnation)
+        self._ask_router = frozenset(table.picking.ask_router)
         if self._router is None:
             self._router = Router(_settings(table), SystemRandom(), lambda: str(uuid4()), Sink())
         parameters = dict(table.picking.parameters)
@@ -159,6 +167,15 @@ class LookAside:
         self._router.board.hear(update, time.monotonic())
         self._router.binder.changed()
         self._known.set()
+
+
+def _known(router: Router, model: str) -> bool:
+    """Whether this table tells of a model; what it does not tell of, only the router knows."""
+    try:
+        router.served(model)
+    except (NotFound, NoWorker):
+        return False
+    return True
 
 
 def _settings(table: router_pb2.RouteTable) -> RouterSettings:
@@ -203,6 +220,9 @@ class LocalCall:
             await self._inbox.put(grpc.aio.EOF)
         except (LadrError, grpc.aio.AioRpcError) as error:
             await self._inbox.put(error)
+        except Exception as error:
+            await self._inbox.put(Internal(f"this client failed on the request: {error!r}"))
+            raise
         except asyncio.CancelledError as cancelled:
             while not self._inbox.empty():
                 self._inbox.get_nowait()

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
 from ladr.cli.keeper import ChildFailed, Keeper
+from ladr.cli.misuse import Misuse
+from ladr.cli.readiness import process_ready
 from ladr.cli.supervisor import Supervisor
 from ladr.client import Client
 from ladr.errors import LadrError
@@ -57,7 +59,11 @@ class Autoscale:
 
     def _follow(self, wanted: int) -> None:
         while self._least + len(self._joined) < wanted:
-            keeper = self._another(next(self._number))
+            try:
+                keeper = self._another(next(self._number))
+            except (Misuse, OSError) as error:
+                self._say(f"no further worker: {error}")
+                return
             self._joined.append(keeper)
             self._say(f"{keeper.child.name} joins: the load asks for {wanted} workers")
             self._begin(self._keep(keeper))
@@ -67,11 +73,14 @@ class Autoscale:
             self._begin(self._supervisor.leave(keeper))
 
     async def _keep(self, keeper: Keeper) -> None:
+        ready = asyncio.create_task(process_ready(keeper))
         try:
             await self._supervisor.join(keeper)
         except ChildFailed as failed:
             self._say(str(failed))
         finally:
+            ready.cancel()
+            await asyncio.gather(ready, return_exceptions=True)
             if keeper in self._joined:
                 self._joined.remove(keeper)
 

@@ -32,18 +32,23 @@ async def mesh_ready(keepers: Sequence[Keeper], voice: Voice) -> None:
     await _all_eligible(keepers)
 
 
-async def _ready(keeper: Keeper, voice: Voice) -> None:
+async def process_ready(keeper: Keeper) -> None:
     """Wait until the process says by its health that requests are welcome; a worker, that its models are loaded."""
-    name, service = keeper.child.name, keeper.child.service
-    async with Client(keeper.child.address) as client, asyncio.TaskGroup() as group:
-        showing = group.create_task(_show_loading(keeper, voice)) if service == "worker" else None
+    async with Client(keeper.child.address) as client:
         while not keeper.was_ready:
             with suppress(Unreachable, DeadlineExceeded):
-                await client.wait_ready(_CALL_S, _HEALTH[service])
+                await client.wait_ready(_CALL_S, _HEALTH[keeper.child.service])
                 keeper.was_ready = True
+
+
+async def _ready(keeper: Keeper, voice: Voice) -> None:
+    """As `process_ready`, and show how far it is."""
+    async with asyncio.TaskGroup() as group:
+        showing = group.create_task(_show_loading(keeper, voice)) if keeper.child.service == "worker" else None
+        await process_ready(keeper)
         if showing:
             showing.cancel()
-    voice.state(name, "ready", 1.0)
+    voice.state(keeper.child.name, "ready", 1.0)
 
 
 async def _show_loading(keeper: Keeper, voice: Voice) -> None:

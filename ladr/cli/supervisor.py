@@ -48,8 +48,8 @@ class Supervisor:
                 signalled.cancel()
                 working.cancel()
                 broken.cancel()
+                await self._stop()  # first: what is at work may wait for processes that joined
                 await asyncio.wait({working, signalled})
-                await self._stop()
 
     async def join(self, keeper: Keeper) -> None:
         """Run one more until it is told to `leave`. Raises: ChildFailed: it cannot run; the others go on."""

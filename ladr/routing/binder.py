@@ -8,17 +8,18 @@ from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
 from ladr.config import RouterSettings
-from ladr.errors import Overloaded
+from ladr.errors import Overloaded, TooLate
 from ladr.routing import orders, policies
 from ladr.routing.board import Scoreboard
 from ladr.routing.channels import Channels
 from ladr.routing.lease import Lease
+from ladr.routing.orders import Priority
 from ladr.routing.policies.least_request import LeastRequest
 from ladr.routing.policy import Ask, Knob, Policy
 from ladr.routing.prober import Prober
 from ladr.routing.request import Request
 from ladr.routing.row import Row
-from ladr.routing.waiting import PATIENCE_S, Room
+from ladr.routing.waiting import PATIENCE_S, Room, Waiter
 
 _RESUME_PATIENCE_S = 10.0  # how long a stream that was begun waits while there is no worker at all
 
@@ -33,7 +34,6 @@ class Binder:
     Attributes:
         board: the fleet.
         main_policy: what picks while reports come; the fewest open requests, by own counts, while none do.
-        waiting: requests that wait here for a worker.
     """
 
     def __init__(self, settings: RouterSettings, rng: Random, channels: Channels) -> None:
@@ -45,7 +45,7 @@ class Binder:
         self._rooms: dict[str, Room] = {}  # by model; only those in which somebody waits
         self._due = False  # the rooms are to be served in the next turn of the loop
         self._prober = Prober(channels)
-        self.waiting = 0
+        self._waiting: dict[Priority, dict[Waiter, Room]] = {priority: {} for priority in Priority}
         self.board = Scoreboard(
             settings.theta,
             settings.ttl.total_seconds(),
@@ -91,54 +91,75 @@ class Binder:
         """End what goes on beside the requests."""
         await self._prober.close()
 
-    async def lease(self, request: Request, model: str, ask: Ask, tried: set[Row]) -> Lease:
+    async def lease(self, request: Request, model: str, ask: Ask, tried: set[Row], strict: bool = False) -> Lease:
         """A place at a worker that was not tried yet, else at one that was; waits for it as long as it may.
 
+        Args: strict: those that were tried would refuse it again.
         Raises: NoWorker, Overloaded, DeadlineExceeded.
         """
         room = self._rooms.get(model)
         if room is None:
-            lease = self.bind(model, ask, tried)
+            lease = self.bind(model, ask, tried, strict)
             if lease:
                 return lease
             room = Room(
                 orders.create(self._order),
-                lambda waiter: self.bind(model, waiter.ask, waiter.tried),
+                lambda waiter: self.bind(model, waiter.ask, waiter.tried, waiter.strict),
                 lambda: bool(self.board.eligible(model, time.monotonic())),
             )
-        if self.waiting >= self._settings.queue_limit:
-            raise Overloaded("too many requests wait for a worker", retry_after=room.hint())
-        wait_s = room.wait_s()
-        late = request.refuse_s is not None and wait_s and time.monotonic() + wait_s > request.refuse_s
-        if late and not request.transcript:
-            raise Overloaded("the request would not be answered in time", retry_after=room.hint())
+        waiter = request.waiter(ask, frozenset(tried), strict, self._settings)
+        if not request.answered:
+            self._admit(waiter, room)
         self._rooms[model] = room
-        self.waiting += 1
+        self._waiting[waiter.priority][waiter] = room
         try:
-            waiter = request.waiter(ask, frozenset(tried), self._settings)
-            patience_s = _RESUME_PATIENCE_S if request.transcript else PATIENCE_S
+            patience_s = _RESUME_PATIENCE_S if request.answered else PATIENCE_S
             return await room.lease(waiter, self._settings.queue_timeout.total_seconds(), patience_s)
         finally:
-            self.waiting -= 1
+            del self._waiting[waiter.priority][waiter]
             if not len(room) and self._rooms.get(model) is room:
                 del self._rooms[model]
 
-    def bind(self, model: str, ask: Ask, tried: Collection[Row], only_fresh: bool = False) -> Lease | None:
+    @property
+    def waiting(self) -> int:
+        """Requests that wait here for a worker."""
+        return sum(map(len, self._waiting.values()))
+
+    def _admit(self, waiter: Waiter, room: Room) -> None:
+        """Whether one more may wait; in a full queue the newest of the lowest class gives way to a higher one.
+
+        Raises: Overloaded: it may not. TooLate: its turn would come too late.
+        """
+        wait_s = room.wait_s(waiter.priority)
+        if waiter.refuse_s is not None and wait_s and time.monotonic() + wait_s > waiter.refuse_s:
+            raise TooLate("the request would not be answered in time", retry_after=room.hint())
+        if self.waiting < self._settings.queue_limit:
+            return
+        for lower in sorted(self._waiting, reverse=True):
+            if lower > waiter.priority and self._waiting[lower]:
+                newest = next(reversed(self._waiting[lower]))
+                self._waiting[lower][newest].evict(newest)
+                return
+        raise Overloaded("too many requests wait for a worker", retry_after=room.hint())
+
+    def bind(
+        self, model: str, ask: Ask, tried: Collection[Row], strict: bool = False, only_fresh: bool = False
+    ) -> Lease | None:
         """A place at the worker that the policy picks now; None: it is better to wait, or there is nobody.
 
-        Args: only_fresh: rather nobody than one that was tried.
+        One that was tried gets it only if no other is free now, or with `strict` if there is no other at all, or with
+        `only_fresh` never.
         """
         now_s = time.monotonic()
         rows = self.board.eligible(model, now_s)
         fresh = [row for row in rows if row not in tried] if tried else rows
-        candidates = fresh if only_fresh else fresh or rows
-        if not candidates:
-            return None
         policy = self.policy(now_s)
-        row = policy.pick(candidates, ask, self._rng, now_s)
+        row = policy.pick(fresh, ask, self._rng, now_s) if fresh else None
+        if row is None and len(fresh) < len(rows) and not only_fresh and not (strict and fresh):
+            row = policy.pick(rows, ask, self._rng, now_s)
         if row is None:
             return None
-        self._prober.probe(policy.probes(candidates, self._rng), policy)
+        self._prober.probe(policy.probes(rows, self._rng), policy)
         return Lease(row, ask, self.main_policy, self._row_changed)
 
     def _row_changed(self, row: Row) -> None:

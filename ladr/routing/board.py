@@ -42,6 +42,7 @@ class Scoreboard:
         self._rows: dict[str, Row] = {}
         self._updated_s = float("-inf")
         self._listening_since_s = float("inf")
+        self._models: frozenset[str] | None = None  # until something changes
         self._eligible: dict[str, tuple[list[Row], bool]] = {}  # by model, good until _eligible_until_s
         self._eligible_until_s = float("-inf")
 
@@ -69,6 +70,7 @@ class Scoreboard:
     def renew(self) -> None:
         """Something changed by which a worker may or may not get requests: look at all of them again."""
         self._eligible_until_s = float("-inf")
+        self._models = None
 
     def _hear(self, report: fleet_pb2.WorkerReport, heard_s: float, now_s: float) -> None:
         row = self._rows.get(report.worker_id)
@@ -186,13 +188,19 @@ class Scoreboard:
     def get(self, worker_id: str) -> Row | None:
         return self._rows.get(worker_id)
 
+    def addresses(self) -> set[str]:
+        """Where the listed workers are."""
+        return {row.report.address for row in self._rows.values()}
+
     def knows(self, model: str) -> bool:
         """Whether a listed worker has a model of this name, ready or not."""
-        return any(model in row.known for row in self._rows.values())
+        return model in self.models()
 
-    def models(self) -> set[str]:
+    def models(self) -> frozenset[str]:
         """Every name that a listed worker has, ready or not."""
-        return set().union(*(row.known for row in self._rows.values()))
+        if self._models is None:
+            self._models = frozenset().union(*(row.known for row in self._rows.values()))
+        return self._models
 
     def sweep(self, now_s: float) -> None:
         """Send the requests of silent workers elsewhere, eject outliers, and forget workers long silent."""
@@ -205,6 +213,7 @@ class Scoreboard:
                 _revoke(row)
             if self._unheard_s(row, now_s) > self._forget_s and not row.in_flight:
                 del self._rows[row.worker_id]
+                self.renew()
 
 
 def _revoke(row: Row) -> None:

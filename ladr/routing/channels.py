@@ -35,8 +35,9 @@ class Channels:
 
     async def keep(self, addresses: set[str]) -> None:
         """Close the channels to all other addresses, but for those in use."""
-        for address in self._channels.keys() - addresses - self._users.keys():
-            await self._channels.pop(address).close()
+        for address in self._channels.keys() - addresses:
+            if address not in self._users and address in self._channels:  # as it is now, after the last was closed
+                await self._channels.pop(address).close()
 
     async def close(self) -> None:
         """Close all."""

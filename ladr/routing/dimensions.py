@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ladr.routing.policy import PREFIX_BLOCK_TOKENS, Ask, Candidate
 
 ANSWER_TOKENS = 128  # costs are of an answer of so many tokens
+READ_TOKENS = (
+    48  # of a prompt cost as much as one of the answer: they are read faster, but the first token waits for them
+)
 MAX_BLOCKS = 65_536
 MAX_SESSIONS = 16_384
 MAX_HOLDERS = 4  # workers looked at for one prompt
@@ -68,12 +71,10 @@ class DraftAcceptance(Dimension):
 
 
 class Prefix(Dimension):
-    """Tokens of the prompt that a worker has read before need not be read again: −held · pace / tokens read in a step.
+    """Tokens of the prompt that a worker has read before need not be read again: −held · pace / 48.
 
     Which worker got which block last, of the newest 65,536 blocks. It guesses: the worker may have forgotten them.
     """
-
-    READ_TOKENS = 128  # prompt tokens read in the time of one token's step, about
 
     def __init__(self) -> None:
         self._holders: OrderedDict[int, Candidate] = OrderedDict()
@@ -92,7 +93,7 @@ class Prefix(Dimension):
         for blocks in range(len(ask.prefix), 0, -1):
             if self._holders.get(ask.prefix[blocks - 1]) is candidate:
                 held = min(blocks * PREFIX_BLOCK_TOKENS, ask.prompt_tokens)
-                return -held * (candidate.pace_s or 0.0) / self.READ_TOKENS
+                return -held * (candidate.pace_s or 0.0) / READ_TOKENS
         return 0.0
 
     def sent(self, candidate: Candidate, ask: Ask) -> None:

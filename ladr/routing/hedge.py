@@ -15,8 +15,8 @@ async def race(
     """Ask a second worker if the first says nothing for `after_s` seconds, and take the one that is first to a token.
 
     Args: second: makes the other attempt, or None if there shall be none.
-    Returns: the winner's messages up to its first token, the winner, and whether a second was asked. Who lost is left as it is:
-    leaving its block cancels it. Raises: LadrError: all failed.
+    Returns: the winner's messages up to its first token, the winner, and whether a second was asked. Who lost is closed.
+    Raises: LadrError: all failed.
     """
     runners = {asyncio.ensure_future(_to_first_token(first)): first}
     try:
@@ -32,7 +32,11 @@ async def race(
             for one in done:
                 del runners[one]
         one = winners[0] if winners else next(iter(done))
-        return one.result(), runners[one], hedged
+        winner = runners[one]
+        for loser in runners.values():
+            if loser is not winner:
+                loser.close()
+        return one.result(), winner, hedged
     finally:
         for one in runners:
             one.cancel()

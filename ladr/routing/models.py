@@ -32,7 +32,7 @@ class Models:
 
     settings: RouterSettings
     knows: Callable[[str], bool]
-    served: Callable[[], set[str]]
+    served: Callable[[], frozenset[str]]
     _promised: set[str] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -7,12 +7,13 @@ stays late, and waiting adds the same to all who wait.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush
 
-MAX_KEYS = 4096  # of the fair order; beyond them those that owe nothing are forgotten
+MAX_KEYS = 4096  # of the fair order; a key that is forgotten begins anew
 
 
 class Priority(IntEnum):
@@ -207,16 +208,17 @@ class Fair(Order):
     def __init__(self) -> None:
         self._heap = _Heap()
         self._starts: dict[Entry, float] = {}
-        self._finish: dict[str, float] = {}
+        self._finish: OrderedDict[str, float] = OrderedDict()  # of the keys that came last
         self._virtual = 0.0
 
     def push(self, entry: Entry, now_s: float) -> None:
         start = max(self._virtual, self._finish.get(entry.key, 0.0))
         self._finish[entry.key] = start + entry.tokens
+        self._finish.move_to_end(entry.key)
         self._starts[entry] = start
         self._heap.push(entry, start)
-        if len(self._finish) > MAX_KEYS + len(self._heap):
-            self._finish = {key: finish for key, finish in self._finish.items() if finish > self._virtual}
+        while len(self._finish) > MAX_KEYS:
+            self._finish.popitem(last=False)
 
     def peek(self, now_s: float) -> Entry | None:
         return self._heap.peek()
@@ -224,13 +226,16 @@ class Fair(Order):
     def pop(self, now_s: float) -> Entry | None:
         entry = self._heap.peek()
         if entry is not None:
-            self._virtual = self._starts[entry]
-            self.remove(entry)
+            self._virtual = self._starts.pop(entry)
+            self._heap.remove(entry)
         return entry
 
     def remove(self, entry: Entry) -> None:
+        """One that is not served costs its key nothing, if it is the key's newest."""
         self._heap.remove(entry)
-        del self._starts[entry]
+        start = self._starts.pop(entry)
+        if self._finish.get(entry.key) == start + entry.tokens:
+            self._finish[entry.key] = start
 
     def __len__(self) -> int:
         return len(self._heap)

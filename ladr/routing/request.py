@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from ladr.config import RouterSettings
-from ladr.errors import LadrError, Overloaded
+from ladr.errors import LadrError, TooLate
 from ladr.routing.cascade import without_logprobs
 from ladr.routing.orders import Priority
 from ladr.routing.policy import Ask
@@ -29,7 +29,7 @@ _PRIORITY: dict[int, Priority] = {
 
 
 def _too_late(hint: timedelta) -> LadrError:
-    return Overloaded("no worker was free in time for the first token", retry_after=hint)
+    return TooLate("no worker was free in time for the first token", retry_after=hint)
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class Request:
         deadline_s: when the call ends; None: never.
         refuse_s: when a first token would come too late to be of use; None: never.
         attempts: workers asked so far.
-        answered: the client has its first token.
+        answered: the client has its first token. Until then nothing is lost if the request fails.
         taken_back: how often it was taken out of a worker's queue.
     """
 
@@ -70,9 +70,9 @@ class Request:
         head = self.head
         return Ask(head.prompt_tokens, answer_tokens, head.session, head.prefix, self.arrived_s)
 
-    def waiter(self, ask: Ask, tried: frozenset[Row], settings: RouterSettings) -> Waiter:
+    def waiter(self, ask: Ask, tried: frozenset[Row], strict: bool, settings: RouterSettings) -> Waiter:
         """Its place among those who wait; an answer that was begun goes before all others."""
-        if self.transcript:
+        if self.answered:
             return Waiter(
                 sequence=next(_sequence),
                 arrived_s=LONG_AGO_S,
@@ -80,6 +80,7 @@ class Request:
                 priority=Priority.HIGH,
                 ask=ask,
                 tried=tried,
+                strict=strict,
                 refuse_s=self.deadline_s,
             )
         slo_s = self.arrived_s + settings.first_token_slo.total_seconds()
@@ -92,6 +93,7 @@ class Request:
             priority=_PRIORITY.get(self.head.priority, Priority.NORMAL),
             ask=ask,
             tried=tried,
+            strict=strict,
             refuse_s=self.refuse_s,
             refusal=passed if self.refuse_s == self.deadline_s else _too_late,
         )

@@ -50,6 +50,7 @@ _HEDGE_RESERVE = 2
 _MAX_TAKEN_BACK = 16  # of one request
 # Another worker may do better: the request had no fault.
 _RETRIABLE = (Unreachable, Draining, NoWorker, NotFound, Overloaded, EngineFailed)
+_WILL_SAY_IT_AGAIN = (Overloaded, CannotResume, BrokenStream)
 _LOST = (*_RETRIABLE, CannotResume, BrokenStream)  # after the first token also these
 _ELSEWHERE = (NoWorker, Overloaded)  # nobody can take it for this model
 
@@ -79,6 +80,7 @@ class Router:
         self.binder = Binder(settings, rng, self.channels)
         self.board = self.binder.board
         self.models = Models(settings, self.board.knows, self.board.models)
+        self._attempts_open: set[Attempt] = set()
         self.open = 0
 
     def answer_tokens(self, model: str) -> float:
@@ -88,6 +90,13 @@ class Router:
     def served(self, asked: str) -> str:
         """The served name behind a name that somebody asks for. Raises: as `Models.resolve`."""
         return self.models.resolve(asked, self._rng).model
+
+    def tick(self, now_s: float) -> None:
+        """What is due now and then, each 200 ms: silent workers, outliers, those who wait, and clients that read slowly."""
+        self.board.sweep(now_s)
+        self.binder.changed()
+        for attempt in self._attempts_open:
+            attempt.read_ahead(now_s)
 
     async def close(self) -> None:
         """End what goes on beside the requests. No request is open."""
@@ -168,12 +177,13 @@ class Router:
                 async for message in messages:
                     if listener.hear(message):
                         break
-            except (*_RETRIABLE, InvalidRequest):  # also a prompt that the student has no room for
+            except (*_RETRIABLE, WorkerLost, InvalidRequest):  # also a prompt that the student has no room for
                 listener.held.clear()
             confidence = listener.confidence if listener.held else None
             escalates = confidence is None or self._thresholds[target.cascade].escalates(confidence)
             self._sink.judged(target.student, confidence, escalates)
             if not escalates:
+                student.answered = True
                 for message in listener.held:
                     yield student.as_asked(message)
                 async for message in messages:
@@ -187,24 +197,31 @@ class Router:
     async def _attempts(self, request: Request, model: str) -> AsyncGenerator[bytes]:
         """The answer of one model, by as many workers as it takes."""
         tried: set[Row] = set()
+        strict = False  # those that were tried would refuse it again
         failures = 0
         while True:
             had = len(request.transcript)
             asked: list[Row] = []
             try:
-                async with aclosing(self._stream(request, model, tried, asked)) as messages:
+                async with aclosing(self._stream(request, model, tried, asked, strict)) as messages:
                     async for message in messages:
                         yield message
                 return
             except _TakenBack:
                 continue
-            except LadrError as error:
+            except LadrError as failure:
+                error = failure
+                if request.transcript and isinstance(
+                    error, InvalidRequest
+                ):  # it has room for the prompt, not for all of it
+                    error = CannotResume("this worker has no room for the answer so far")
+                strict = isinstance(error, _WILL_SAY_IT_AGAIN)
                 progressed = len(request.transcript) > had
                 failures = 1 if progressed else failures + 1
                 tried = set(asked) if progressed else tried.union(asked)
                 if not asked or not self._goes_on(request, model, error, failures, tried):
                     if request.transcript and isinstance(error, _LOST):
-                        raise WorkerLost("the worker was lost, and no other could go on with the answer") from error
+                        raise WorkerLost("the worker was lost, and no other could go on with the answer") from failure
                     raise
                 self._tell(request, asked[-1], error)
             if failures > 1:
@@ -218,8 +235,8 @@ class Router:
         if failures >= self._settings.max_attempts:
             return False
         now_s = time.monotonic()
-        if isinstance(error, Overloaded | CannotResume | BrokenStream):  # whoever said so will say it again
-            return any(row not in tried for row in self.board.eligible(model, now_s))
+        if isinstance(error, _WILL_SAY_IT_AGAIN) and all(row in tried for row in self.board.eligible(model, now_s)):
+            return False
         return bool(request.transcript) or self._retries.retry(now_s)
 
     def _tell(self, request: Request, row: Row, error: LadrError) -> None:
@@ -228,17 +245,18 @@ class Router:
         else:
             self._sink.retried(row.worker_id, error.reason, request.attempts)
 
-    async def _stream(self, request: Request, model: str, tried: set[Row], asked: list[Row]) -> AsyncGenerator[bytes]:
+    async def _stream(
+        self, request: Request, model: str, tried: set[Row], asked: list[Row], strict: bool
+    ) -> AsyncGenerator[bytes]:
         """Messages of one attempt, or of the first of two to answer. The workers are added to `asked`."""
         resumes = bool(request.transcript)
         ask = request.ask(self._expected(model, request))
+        began_s = time.monotonic()
+        lease = await self.binder.lease(request, model, ask, tried, strict)
+        self._sink.waited(model, time.monotonic() - began_s)
         with ExitStack() as stack:
-            began_s = time.monotonic()
-            lease = await self.binder.lease(request, model, ask, tried)
-            self._sink.waited(model, time.monotonic() - began_s)
 
             def attempt(lease: Lease) -> Attempt:
-                stack.enter_context(lease)
                 asked.append(lease.row)
                 return stack.enter_context(self._attempt(request, model, lease))
 
@@ -249,7 +267,7 @@ class Router:
                 return attempt(other) if other else None
 
             messages = first = attempt(lease)
-            if self._settings.hedge_after > timedelta(0) and not request.answered:
+            if self._settings.hedge_after > timedelta(0) and not resumes:
                 after_s = self._settings.hedge_after.total_seconds()
                 held, messages, hedged = await race(first, after_s, second)
                 if hedged:
@@ -288,6 +306,7 @@ class Router:
             request.attempts,
             request.left_s(),
             lambda error: self._judge(lease, error, model),
+            self._attempts_open,
         )
 
     def _judge(self, lease: Lease, error: LadrError, model: str) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MAX_SAMPLE_S = 86_400.0  # a longer latency is a mistake of its reporter
 STALLED_S = 1.0  # a worker whose event loop is so far behind does not serve
 MAX_UNTOLD = 1024
+MAX_REQUESTS = 1_000_000  # at a worker; more is a mistake of its reporter
 _HERE = (fleet_pb2.MODEL_STATE_LOADING, fleet_pb2.MODEL_STATE_READY)
 
 
@@ -72,7 +73,7 @@ class Row:
         self._renew = renew
         self.worker_id = report.worker_id
         self.report = report
-        self.slots = max(report.slots, 1)
+        self.slots = min(max(report.slots, 1), MAX_REQUESTS)
         self.heard_s = 0.0
         self.joined_s = float("-inf")  # when it came, or came back after a failure
         self.in_flight = 0
@@ -121,7 +122,7 @@ class Row:
         if report.stages:
             self._stages.add(_stages_s(old, report), heard_s)
         self.report = report
-        self.slots = max(report.slots, 1)
+        self.slots = min(max(report.slots, 1), MAX_REQUESTS)
         self.known = frozenset(m.name for m in report.models if m.state in _HERE)
         self.models = frozenset(m.name for m in report.models if m.state == fleet_pb2.MODEL_STATE_READY)
         lag_s = report.loop_lag.seconds + report.loop_lag.nanos / 1e9
@@ -172,7 +173,7 @@ class Row:
         if revision < self._revision:
             return
         self._revision = revision
-        self.reported = requests
+        self.reported = min(requests, MAX_REQUESTS)
         while self._sends and self._sends[0][0] <= sends_until_s:
             self.sent_tokens -= self._sends.popleft()[1]
         while self._ends and self._ends[0] <= ends_until_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -93,9 +94,7 @@ def request_head(request: bytes) -> Head:
     size = len(prompt) + sum(end - begin for begin, end in messages)
     within: timedelta | None = None
     if said.HasField("first_token_within"):
-        within = said.first_token_within.ToTimedelta()
-        if within <= timedelta(0):
-            raise InvalidRequest("first_token_within must be over 0", field="first_token_within")
+        within = _within(said)
     sampling = said.sampling
     return Head(
         model=said.model,
@@ -111,11 +110,21 @@ def request_head(request: bytes) -> Head:
     )
 
 
+def _within(said: generation_pb2.GenerateRequest) -> timedelta:
+    try:
+        within: timedelta = said.first_token_within.ToTimedelta()
+    except (OverflowError, ValueError):
+        within = timedelta(0)
+    if within <= timedelta(0):
+        raise InvalidRequest("first_token_within must be over 0, and a duration", field="first_token_within")
+    return within
+
+
 def _prefix(prompt: bytes, request: bytes, messages: list[tuple[int, int]]) -> tuple[int, ...]:
     """Hashes of whole blocks; a chat's blocks begin anew at each message, so that a longer chat shares those of a shorter."""
     hashes: list[int] = []
     last = 0
-    for text in (prompt, *(request[begin:end] for begin, end in messages)):
+    for text in itertools.chain((prompt,), (request[begin:end] for begin, end in messages)):
         for at in range(0, len(text), BLOCK_BYTES):
             if len(hashes) == MAX_BLOCKS:
                 return tuple(hashes)

@@ -67,7 +67,7 @@ class RouteTable(_message.Message):
     def __init__(self, version: _Optional[int] = ..., computed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy: _Optional[str] = ..., degraded: bool = ..., alpha: _Optional[float] = ..., beta: _Optional[float] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., fastest_latency: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., partial: bool = ..., picking: _Optional[_Union[Picking, _Mapping]] = ...) -> None: ...
 
 class Picking(_message.Message):
-    __slots__ = ("parameters", "aliases", "default_model", "ttl", "theta")
+    __slots__ = ("parameters", "aliases", "default_model", "ttl", "theta", "ask_router")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -87,12 +87,14 @@ class Picking(_message.Message):
     DEFAULT_MODEL_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
     THETA_FIELD_NUMBER: _ClassVar[int]
+    ASK_ROUTER_FIELD_NUMBER: _ClassVar[int]
     parameters: _containers.ScalarMap[str, float]
     aliases: _containers.ScalarMap[str, str]
     default_model: str
     ttl: _duration_pb2.Duration
     theta: float
-    def __init__(self, parameters: _Optional[_Mapping[str, float]] = ..., aliases: _Optional[_Mapping[str, str]] = ..., default_model: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., theta: _Optional[float] = ...) -> None: ...
+    ask_router: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, parameters: _Optional[_Mapping[str, float]] = ..., aliases: _Optional[_Mapping[str, str]] = ..., default_model: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., theta: _Optional[float] = ..., ask_router: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("worker_id", "incarnation", "address", "models", "weight", "score", "latency", "queue", "slots", "running", "queued", "time_per_output_token", "depth", "age", "ineligible_reason", "report")

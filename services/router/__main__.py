@@ -11,6 +11,7 @@ from services.router.app import App
 
 
 async def main(settings: config.Settings, stop: asyncio.Event) -> None:
+    polling.choose(settings.router)
     if settings.router.processes > 1:
         await processes.run(settings.router)
     else:
@@ -18,5 +19,4 @@ async def main(settings: config.Settings, stop: asyncio.Event) -> None:
 
 
 if __name__ == "__main__":
-    polling.choose()
     run("router", main)

@@ -99,17 +99,17 @@ class App:
         due_s = time.monotonic()
         while True:
             now_s = time.monotonic()
-            self.router.board.sweep(now_s)
+            self.router.tick(now_s)
             self.routes.tick(now_s)
             self.scaling.tick(now_s)
-            self.router.binder.changed()
-            await self.router.channels.keep({row.report.address for row in self.router.board.rows()})
-            table = self.routes.table
-            state = (any(route.weight for route in table.routes), not table.degraded)
+            await self.router.channels.keep(self.router.board.addresses())
+            rows = self.router.board.rows()
+            routable = any(not self.router.board.ineligible(row, now_s) for row in rows)
+            state = (routable, not self.router.board.blind(now_s))
             if state != told:
                 told = state
                 for name, well in zip((NAME, STATS), state, strict=True):
                     await self.server.health.set(name, SERVING if well else NOT_SERVING)
-                log.info("fleet", routable=state[0], hears_reports=state[1], workers=len(table.routes))
+                log.info("fleet", routable=state[0], hears_reports=state[1], workers=len(rows))
             due_s = max(due_s + self._settings.tick.total_seconds(), time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())

@@ -11,25 +11,27 @@ import os
 import subprocess
 import sys
 
-from ladr.config import ConfigError, env_name
+from ladr.config import RouterSettings
+from services.common.server import CannotStart
 
 EXPERIMENTS = "GRPC_EXPERIMENTS"
 OLDER = "-event_engine_client,-event_engine_listener"
 _TRY_S = 20.0
 
 
-def choose() -> None:
-    """Start anew with the older poller if the environment asks for it and it works; returns in that process, and otherwise."""
-    if os.environ.get(env_name("router", "event_engine"), "on") != "off" or EXPERIMENTS in os.environ:
+def choose(settings: RouterSettings) -> None:
+    """Start this process anew with the older poller if the settings want it; returns in the new one, and if they do not.
+
+    Raises: CannotStart: it does not work.
+    """
+    if settings.event_engine == "on" or EXPERIMENTS in os.environ:
         return
     environment = {**os.environ, EXPERIMENTS: OLDER}
-    tried = subprocess.run(
-        [sys.executable, "-m", "services.router.polling"], env=environment, timeout=_TRY_S, check=False
-    )
-    if tried.returncode:
-        raise ConfigError(
-            f"{env_name('router', 'event_engine')}=off does not work with this version of gRPC; leave it out"
-        )
+    argv = [sys.executable, "-m", "services.router.polling"]
+    try:
+        subprocess.run(argv, env=environment, timeout=_TRY_S, check=True)  # noqa: S603  # ourselves
+    except subprocess.SubprocessError:
+        raise CannotStart("router.event_engine: off does not work with this version of gRPC; leave it out") from None
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606  # ourselves; no shell
 
 

@@ -25,6 +25,7 @@ from ladr.cli.supervisor import Supervisor
 from ladr.config import RouterSettings, env_name
 from services.common.server import CannotStart
 from services.common.telemetry import serve_metrics
+from services.router.tuning.tuning import state_path
 
 log = structlog.get_logger()
 
@@ -70,6 +71,7 @@ async def run(settings: RouterSettings) -> None:
 def _plan(settings: RouterSettings, port: int) -> list[Child]:
     """The processes, each with a page of its own on loopback."""
     children = []
+    learnt = state_path(settings.tuner, settings.policy)
     with FreePorts() as free:
         for number in range(settings.processes):
             http_port = free.take("127.0.0.1")
@@ -88,6 +90,7 @@ def _plan(settings: RouterSettings, port: int) -> list[Child]:
                         env_name("router", "port"): str(port),
                         env_name("router", "http_port"): str(http_port),
                         env_name("router", "http_host"): "127.0.0.1",
+                        env_name("router", "tuner", "state"): str(learnt.with_stem(f"{learnt.stem}-{number}")),
                     },
                 )
             )

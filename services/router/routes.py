@@ -16,6 +16,7 @@ from ladr.routing.score import relative_latencies, score
 from ladr.v1 import router_pb2
 
 MAX_WATCHERS = 1024
+_UNWATCHED_S = 1.0  # how often a table is made for /metrics alone
 _STALE_S = 0.4  # a row whose worker was heard longer ago is news, so that its watchers count its silence too
 # Fields of a report that nobody picks by.
 _NOT_TO_PICK = (
@@ -32,6 +33,7 @@ class _Rows:
     encoded: dict[str, bytes] = field(default_factory=dict)
     marks: dict[str, bytes] = field(default_factory=dict)  # a row is news when its mark is another
     news: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)  # workers that have lost a model since the tick before
     left: list[str] = field(default_factory=list)  # workers of the tick before that are here no more
 
 
@@ -56,19 +58,31 @@ class Routes:
         self._tables: dict[tuple[str, bool, bool], bytes] = {}
         self._reasons: dict[str, str] = {}
         self._now_s = 0.0
+        self._made_s = float("-inf")
         self.table = router_pb2.RouteTable(
             policy=settings.policy, alpha=settings.alpha, beta=settings.beta, degraded=True
         )
 
     def tick(self, now_s: float) -> None:
-        """Make the table anew and tell the watchers."""
+        """Make the table anew, at least each second and each time that somebody watches, and tell the watchers."""
         self._now_s = now_s
-        self.table = self._make()
         self._tables = {}
+        if not any(self._watching.values()):
+            if now_s - self._made_s >= _UNWATCHED_S:
+                self.fresh()
+            return
+        self.fresh()
         for reports, watchers in self._watching.items():
             self._rows[reports] = self._encode(reports, self._rows[reports]) if watchers else _Rows()
         self._news.set()
         self._news = asyncio.Event()
+
+    def fresh(self) -> router_pb2.RouteTable:
+        """The table of this tick."""
+        if self._now_s > self._made_s:
+            self._made_s = self._now_s
+            self.table = self._make()
+        return self.table
 
     def close(self) -> None:
         """End all watches with Draining: their watchers go to another router."""
@@ -84,6 +98,7 @@ class Routes:
             raise Overloaded("the router has all the watchers that it may have", retry_after=timedelta(seconds=1))
         self._watching[reports] += 1
         try:
+            self.fresh()
             if not self._rows[reports].encoded:
                 self._rows[reports] = self._encode(reports, self._rows[reports])
             seen = 0
@@ -146,6 +161,8 @@ class Routes:
             made.marks[worker_id] = mark
             if last.marks.get(worker_id) != mark or self._board.age_s(row, self._now_s) > _STALE_S:
                 made.news.add(worker_id)
+            if last.models.get(worker_id, row.models) - row.models:
+                made.lost.add(worker_id)
         made.left = [worker_id for worker_id in last.marks if worker_id not in made.marks]
         return made
 
@@ -167,7 +184,9 @@ class Routes:
             rows = self._rows[reports]
             workers: Iterable[str] = rows.news if partial else rows.encoded
             if model:
-                workers = [worker_id for worker_id in workers if model in rows.models[worker_id] or partial]
+                workers = [
+                    worker_id for worker_id in workers if model in rows.models[worker_id] or worker_id in rows.lost
+                ]
             head = router_pb2.RouteTable()
             head.CopyFrom(self.table)
             del head.routes[:]
@@ -182,18 +201,19 @@ class Routes:
 
     def _picking(self) -> router_pb2.Picking:
         settings = self._settings
+        chosen = {*settings.canaries, *settings.cascades, *settings.fallbacks}
+        chosen |= {name for name, to in settings.aliases.items() if to in chosen}
+        if settings.default_model in chosen:
+            chosen.add("")
         picking = router_pb2.Picking(
-            aliases={name: to for name, to in settings.aliases.items() if to not in self._chosen()},
-            default_model=settings.default_model if settings.default_model not in self._chosen() else "",
+            aliases={name: to for name, to in settings.aliases.items() if name not in chosen},
+            ask_router=sorted(chosen),
+            default_model=settings.default_model if "" not in chosen else "",
             parameters=self._main.parameters(),
             theta=settings.theta,
         )
         picking.ttl.FromTimedelta(settings.ttl)
         return picking
-
-    def _chosen(self) -> set[str]:
-        """Names behind which the router chooses anew for each request."""
-        return {*self._settings.canaries, *self._settings.cascades}
 
 
 _ROUTES_TAG = bytes([router_pb2.RouteTable.ROUTES_FIELD_NUMBER << 3 | 2])

@@ -66,8 +66,8 @@ class Scale:
     def see(self, seen: Seen, now_s: float) -> Advice:
         """What to do now."""
         settings = self._settings
-        if not self._wanted:
-            self._wanted = self._bounded(seen.workers)
+        if self._changed_s == float("-inf"):  # a fleet that comes up is not one that grew too large
+            self._wanted = max(self._wanted, self._bounded(seen.workers))
         reason = self._pressure(seen)
         self._pressed_s = (self._pressed_s or now_s) if reason else None
         spare = not reason and seen.workers <= self._wanted and self._spare(seen)

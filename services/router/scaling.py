@@ -48,10 +48,11 @@ class Scaling:
     def tick(self, now_s: float) -> None:
         """Look at each model, and tell the watchers what is new."""
         models = self._router.board.models() | self._router.binder.waited_for()
+        changed = False
         for gone in self._scales.keys() - models:
             del self._scales[gone]
             del self.advice[gone]
-        changed = False
+            changed = True
         for model in models:
             scale = self._scales.setdefault(model, Scale(self._settings.scale))
             seen = self._see(model, now_s)
@@ -102,6 +103,9 @@ class Scaling:
                     if model in ("", name) and told.get(name) != _said(advice):
                         told[name] = _said(advice)
                         yield advice
+                for name in told.keys() - self.advice.keys():  # nobody serves it or asks for it any more
+                    del told[name]
+                    yield router_pb2.ScaleAdvice(model=name, reason=router_pb2.SCALE_REASON_IDLE)
                 await news.wait()
             raise Draining("this router is going away; watch another")
         finally:

@@ -68,7 +68,7 @@ class RouterServicer:
             if row.worker_id > request.page_token and (not model or model in row.models)
         ]
         page = rows[: request.page_size or 100]
-        routes = {route.worker_id: route for route in self._routes.table.routes}
+        routes = {route.worker_id: route for route in self._routes.fresh().routes}
         return router_pb2.ListWorkersResponse(
             workers=[self._info(row, routes.get(row.worker_id)) for row in page],
             next_page_token=page[-1].worker_id if len(page) < len(rows) else "",
@@ -102,7 +102,7 @@ class RouterServicer:
         return row
 
     def _route_of(self, row: Row) -> router_pb2.Route | None:
-        return next((route for route in self._routes.table.routes if route.worker_id == row.worker_id), None)
+        return next((route for route in self._routes.fresh().routes if route.worker_id == row.worker_id), None)
 
     def _info(self, row: Row, route: router_pb2.Route | None) -> router_pb2.WorkerInfo:
         board = self._router.board

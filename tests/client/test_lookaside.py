@@ -8,7 +8,7 @@ import signal
 import pytest
 
 import ladr
-from ladr.errors import NotFound, Unreachable
+from ladr.errors import DeadlineExceeded, NotFound, Unreachable
 from tests.load import channel_to, eligible, until, workers_of
 from tests.processes import mesh
 
@@ -59,11 +59,17 @@ async def test_an_answer_survives_the_worker_that_began_it() -> None:
 
 
 async def test_what_only_the_router_knows_is_asked_of_the_router() -> None:
-    routes = {"LADR_ROUTER__CANARIES": '{"chat": {"sim": 1}}', "LADR_ROUTER__ALIASES": "short=sim"}
+    routes = {
+        "LADR_ROUTER__CANARIES": '{"chat": {"sim": 1}}',
+        "LADR_ROUTER__ALIASES": "short=sim,talk=chat",
+        "LADR_ROUTER__DEFAULT_MODEL": "talk",
+    }
     async with mesh(1, router=routes) as m, ladr.Client(m.router.address, lookaside=True) as client:
         await client.wait_ready(10)
         assert (await client.complete("x", model="chat")).model == "sim"
         assert (await client.complete("x", model="short")).model == "sim"
+        assert (await client.complete("x", model="talk")).model == "sim"
+        assert (await client.complete("x")).model == "sim"
         with pytest.raises(NotFound):
             await client.complete("x", model="nobody")
 
@@ -96,5 +102,7 @@ async def test_leaving_a_stream_frees_the_worker_and_closing_leaves_nothing() ->
 
 async def test_without_a_router_the_first_request_says_where_it_looked() -> None:
     async with ladr.Client("127.0.0.1:9", lookaside=True) as client:
-        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9"):
+        with pytest.raises(DeadlineExceeded, match=r"127\.0\.0\.1:9"):
             await client.complete("x", timeout=0.5)
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9"):
+            await client.complete("x")

@@ -142,6 +142,7 @@ async def test_names_behind_which_the_router_chooses_are_not_given_to_those_who_
     async with aclosing(scene.routes.watch("", True)) as tables:
         table = router_pb2.RouteTable.FromString(await anext(tables))
     assert dict(table.picking.aliases) == {"chat": "m"}
+    assert list(table.picking.ask_router) == ["shared", "smart"]
     assert table.picking.ttl.ToTimedelta() == RouterSettings().ttl
 
 

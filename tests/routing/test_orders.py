@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladr.routing.orders import ORDERS, Classes, Entry, Fair, Feasible, Fifo, Order, Priority, Shortest
+from ladr.routing.orders import MAX_KEYS, ORDERS, Classes, Entry, Fair, Feasible, Fifo, Order, Priority, Shortest
 
 
 @dataclass
@@ -125,7 +125,10 @@ def test_the_fair_order_is_start_time_fair_queueing(steps: list[tuple]) -> None:
             finish[key] = start + tokens
             waiting.append((start, sequence, entry))
         elif what == "remove" and waiting:
-            order.remove(waiting.pop(tokens % len(waiting))[2])
+            start, _, gone = waiting.pop(tokens % len(waiting))
+            order.remove(gone)
+            if finish[gone.key] == start + gone.tokens:
+                finish[gone.key] = start
         else:
             expected = None
             if waiting:
@@ -134,6 +137,15 @@ def test_the_fair_order_is_start_time_fair_queueing(steps: list[tuple]) -> None:
                 virtual, _, expected = item
             assert order.pop(0.0) is expected
         assert len(order) == len(waiting)
+
+
+def test_the_fair_order_forgets_keys_though_somebody_always_waits() -> None:
+    order = Fair()
+    order.push(Entry(0, 0.0, tokens=1.0, key="first"), 0.0)
+    for sequence in range(1, 3 * MAX_KEYS):
+        order.push(Entry(sequence, 0.0, tokens=1.0, key=str(sequence)), 0.0)
+        order.pop(0.0)
+    assert len(order._finish) <= MAX_KEYS
 
 
 def test_a_key_that_sends_ten_times_as_much_gets_no_more_than_the_other() -> None:

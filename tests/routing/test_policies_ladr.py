@@ -46,8 +46,8 @@ WORKERS = st.lists(
 
 
 @settings(max_examples=2000, deadline=None)
-@given(WORKERS, st.integers(0, 3))
-def test_it_takes_what_a_look_at_all_by_the_formula_would_take(fleet: list[tuple], hold: int) -> None:
+@given(WORKERS, st.integers(0, 3), st.integers(0, 10_000))
+def test_it_takes_what_a_look_at_all_by_the_formula_would_take(fleet: list[tuple], hold: int, prompt: int) -> None:
     policy = ladr(KvUse(), Stages(), hold=hold)
     workers = []
     typical_s = START_PACE_S
@@ -56,6 +56,10 @@ def test_it_takes_what_a_look_at_all_by_the_formula_would_take(fleet: list[tuple
         policy.changed(worker, Random(0))
         workers.append(worker)
     costs = {}
+    counted = 256
+    for bound, tokens in ((512, 768), (1024, 1536), (2048, 3072), (4096, 6144)):
+        if prompt >= bound:
+            counted = tokens
     for worker in workers:
         if worker.pace_s:
             alone_s = worker.pace_s / (1 + min(max(worker.depth - 1, 0) / worker.slots, 1))
@@ -64,19 +68,19 @@ def test_it_takes_what_a_look_at_all_by_the_formula_would_take(fleet: list[tuple
             alone_s = typical_s
         if worker.depth + 1 <= worker.slots + hold:
             kv_used = min(worker.kv_used or 0, 0.99)
-            over = max(worker.depth + 1 - worker.slots, 0) / worker.slots
+            step_s = alone_s * (1 + min(worker.depth / worker.slots, 1))
             costs[worker.worker_id] = (
-                alone_s * (1 + min(worker.depth / worker.slots, 1)) * 128 * (1 + over)
+                step_s * (128 * (worker.depth + 1) / worker.slots + counted / 48)
                 + 0.15 * kv_used / (1 - kv_used)
                 + worker.stage_s
             )
-    chosen = policy.pick(workers, ASK, Random(0), 0.0)
+    chosen = policy.pick(workers, Ask(prompt_tokens=prompt), Random(0), 0.0)
     if costs:
         assert chosen is not None
         assert math.isclose(costs[chosen.worker_id], min(costs.values()))
 
 
-def test_a_request_goes_to_the_faster_one_until_it_is_so_much_fuller() -> None:
+def test_a_faster_worker_is_kept_so_much_fuller() -> None:
     policy, fast, slow = ladr(), Worker("fast", pace_s=0.01), Worker("slow", pace_s=0.015)
     for worker in (fast, slow):
         policy.changed(worker, Random(0))
@@ -86,8 +90,16 @@ def test_a_request_goes_to_the_faster_one_until_it_is_so_much_fuller() -> None:
         assert chosen is not None
         fill(policy, chosen, chosen.depth + 1)
         taken.append(chosen.worker_id)
-    assert taken[:5] == ["fast"] * 5  # 10 · (1 + n/8) ms reaches 15 ms at 4
+    assert taken[:5] == ["fast", "slow", "fast", "fast", "slow"]  # 10 ms · (1 + n/8) · 16 · (n + 2) against 15 ms
     assert (fast.depth, slow.depth) == (8, 8)
+
+
+def test_a_long_prompt_goes_to_a_fast_worker_where_a_short_one_leaves_room() -> None:
+    policy, fast, slow = ladr(), Worker("fast", slots=32, pace_s=0.01), Worker("slow", slots=32, pace_s=0.025)
+    fill(policy, fast, 20)
+    fill(policy, slow, 6)
+    taken = [policy.pick([fast, slow], Ask(prompt_tokens=tokens), Random(0), 0.0) for tokens in (100, 511, 1024, 9999)]
+    assert taken == [slow, slow, fast, fast]
 
 
 def test_with_all_slots_taken_a_request_waits_and_one_worker_is_tried_a_second() -> None:
@@ -167,6 +179,16 @@ def test_two_routers_that_know_the_same_do_not_all_choose_the_same() -> None:
     assert len(firsts) > 5
 
 
+def test_a_router_that_is_alone_there_counts_without_noise() -> None:
+    """Noise would have 20 routers differ, as above; equal costs take the first."""
+    for seed in range(20):
+        policy, rng = ladr(noise=0.2), Random(seed)
+        fleet = [Worker(str(n), in_flight=2, depth=2, reported=2, pace_s=0.01) for n in range(10)]
+        for worker in fleet:
+            policy.changed(worker, rng)
+        assert policy.pick(fleet, ASK, rng, 0.0) is fleet[0]
+
+
 def test_weights_follow_free_slots_and_pace() -> None:
     policy = ladr()
     fleet = [Worker("fast", pace_s=0.01), Worker("slow", pace_s=0.02), Worker("full", pace_s=0.01)]
@@ -207,7 +229,7 @@ def test_a_long_prefix_draws_to_its_holder_but_not_past_its_slots() -> None:
     ask = Ask(prompt_tokens=6400, prefix=tuple(range(100)))
     policy.sent(holder, ask, 0.0)
     assert policy.pick([holder, other], ASK, Random(0), 0.0) is other
-    assert policy.pick([holder, other], ask, Random(0), 0.0) is holder  # 6,400 tokens are 50 steps
+    assert policy.pick([holder, other], ask, Random(0), 0.0) is holder  # 6,400 tokens are 133 steps
     assert policy.pick([holder, other], Ask(prompt_tokens=64, prefix=(0, -1)), Random(0), 0.0) is other
     fill(policy, holder, 4)
     assert policy.pick([holder, other], ask, Random(0), 0.0) is other
@@ -232,7 +254,7 @@ def test_the_holder_of_a_prefix_is_the_last_one_that_got_it(prompts: list[tuple[
                 last[tuple(before[: end + 1])] = worker
         for worker in range(4):
             held = max((end for end in range(1, len(blocks) + 1) if last.get(tuple(blocks[:end])) == worker), default=0)
-            assert math.isclose(prefix.ask_cost_s(fleet[worker], ask), -held * 64 * 0.1 / 128)
+            assert math.isclose(prefix.ask_cost_s(fleet[worker], ask), -held * 64 * 0.1 / 48)
         prefix.sent(fleet[number], ask)
         told.append((number, blocks))
 

@@ -287,3 +287,130 @@ async def test_a_request_that_would_queue_at_a_worker_is_taken_back_if_the_polic
         assert calls["a"] >= 2
         assert s.at_rest()
         assert all(not row.breaker.half_open for row in s.router.board.rows())
+
+
+async def test_a_request_that_failed_at_an_idle_worker_does_not_hold_up_those_behind_it() -> None:
+    release = asyncio.Event()
+    calls = 0
+
+    async def fails_once(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await context.abort_with_status(rpc_status.to_status(to_status(EngineFailed("x"))))
+        yield FINISHED
+
+    async def full(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        yield STARTED
+        await release.wait()
+        yield FINISHED
+
+    async with scene(RouterSettings(policy="ladr"), a=fails_once, b=full) as s:
+        for row in s.router.board.rows():  # one slot each
+            row.slots = 1
+            s.router.binder.main_policy.changed(row, s.router.binder._rng)
+        a, b = (s.router.board.get(name) for name in "ab")
+        assert a
+        assert b
+        while not b.in_flight:
+            asyncio.create_task(s.ask(timeout_s=20.0)) if not a.in_flight else None  # ends with the scene
+            await asyncio.sleep(0.02)
+        answers = await asyncio.wait_for(asyncio.gather(*(s.ask() for _ in range(5))), 10)
+        assert all(messages[-1] == FINISHED for messages in answers)
+        release.set()
+
+
+async def test_a_full_queue_does_not_end_an_answer_that_was_begun() -> None:
+    async with scene(RouterSettings(queue_limit=0), a=worker(2), b=worker()) as s:
+        for _ in range(4):
+            s.hear()
+            _, text = await assembled(s)
+            assert text == WHOLE
+
+
+async def test_a_client_that_reads_slowly_holds_no_place_at_its_worker() -> None:
+    async with scene(a=worker()) as s:
+        (row,) = s.router.board.rows()
+        raw = generation_pb2.GenerateRequest(prompt="x").SerializeToString()
+        async with aclosing(s.router.generate(raw, 20)) as messages:
+            await anext(messages)
+            await anext(messages)
+            async with asyncio.timeout(5):
+                while row.in_flight:
+                    await asyncio.sleep(0.05)
+                    s.router.tick(asyncio.get_running_loop().time())
+            rest = [generation_pb2.GenerateResponse.FromString(message) async for message in messages]
+        offsets = [message.delta.offset for message in rest if message.HasField("delta")]
+        assert offsets == list(range(1, len(ANSWER)))
+        assert rest[-1].HasField("finished")
+        assert s.at_rest()
+
+
+async def test_the_loser_of_a_hedge_gives_its_place_back_at_once() -> None:
+    silent = Hanging()
+    go_on = asyncio.Event()
+
+    async def slow_end(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        yield STARTED
+        yield delta(0)
+        await go_on.wait()
+        yield FINISHED
+
+    settings = RouterSettings(hedge_after=timedelta(milliseconds=50), policy="round-robin")
+    async with scene(settings, a=silent.behave, b=slow_end) as s:
+        asking = asyncio.create_task(s.ask())
+        rows = s.router.board.rows()
+        await until(lambda: rows[1].in_flight == 1 and rows[0].in_flight == 0, 5, "the loser's place")
+        await until(lambda: silent.open == 0, 5, "no call")
+        go_on.set()
+        assert (await asking)[-1] == FINISHED
+
+
+async def test_a_worker_that_fails_without_saying_why_is_judged_and_another_is_asked() -> None:
+    async def breaks(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        yield STARTED
+        raise RuntimeError("broken")
+
+    async with scene(a=breaks, b=answers) as s:
+        for _ in range(10):
+            s.hear()
+            assert (await s.ask())[-1] == FINISHED
+
+
+async def test_a_worker_without_room_for_the_answer_so_far_leaves_it_to_another() -> None:
+    async def small(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        if request.HasField("continuation"):
+            await context.abort_with_status(rpc_status.to_status(to_status(InvalidRequest("too long"))))
+        async for message in worker(2)(request, context):
+            yield message
+
+    async with scene(a=small, b=small, c=worker()) as s:
+        for _ in range(6):
+            s.hear()
+            _, text = await assembled(s)
+            assert text == WHOLE
+
+
+async def test_a_student_that_is_lost_before_it_is_judged_leaves_the_answer_to_its_teacher() -> None:
+    async def dies_small(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        behave = fails(EngineFailed("x"), after=1) if request.model == "small" else answers
+        async for message in behave(request, context):
+            yield message
+
+    settings = RouterSettings(cascades={"smart": CascadeSettings(student="small", teacher="m", tokens=8)})
+    async with scene(settings, models=("m", "small"), a=dies_small) as s:
+        assert (await s.ask(model="smart", timeout_s=20.0))[-4:] == [delta(0), delta(1), delta(2), FINISHED]
+
+
+async def test_a_place_in_a_full_queue_goes_to_a_higher_class() -> None:
+    async with scene(RouterSettings(queue_limit=2), a=answers) as s:
+        s.hear(state=fleet_pb2.WORKER_STATE_DRAINING)
+        batch = [asyncio.create_task(s.ask(priority=generation_pb2.PRIORITY_BATCH)) for _ in range(2)]
+        await until(lambda: s.router.binder.waiting == 2, 5, "two that wait")
+        urgent = asyncio.create_task(s.ask(priority=generation_pb2.PRIORITY_HIGH))
+        done, _ = await asyncio.wait(batch, return_when=asyncio.FIRST_COMPLETED, timeout=5)
+        assert [type(task.exception()) for task in done] == [Overloaded]
+        s.hear()
+        assert (await urgent)[-1] == FINISHED
+        await asyncio.gather(*batch, return_exceptions=True)
+        assert s.at_rest()

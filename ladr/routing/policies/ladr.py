@@ -1,8 +1,13 @@
 """ladr: a request goes where it costs the fewest seconds among the workers with a free slot; with none free it waits here.
 
-cost = pace · (1 + growth · n / slots) · 128 tokens · noise + dimensions, n requests there now, this router's newest included.
+cost = step · (128 tokens · (n + 1) / slots + prompt tokens / 48) · noise + dimensions
+step = pace · (1 + growth · n / slots), n requests there now, this router's newest included.
 
 `pace` is what a token takes there alone: each measured one, divided by 1 + growth · (n − 1) / slots of its time, smoothed.
+Prompts count by size, of five sizes. The longer one is, the more it is drawn to where a step is short: it is read in steps, and
+its first token waits for that. A short one cares more for the share of slots taken, and so leaves room on the fast workers.
+Noise keeps several routers from choosing alike; a worker's is as large as the others' share of the requests there.
+
 Why so: the slot guard keeps requests from queueing at one worker while another is free; the token's pace shows a slow worker
 within a few reports; a request that waits here can still go anywhere. With several routers, each knows of the others' requests
 only by what workers tell. One that took a slot which this router thought free leaves its request waiting there, and the worker
@@ -22,7 +27,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import cast
 
-from ladr.routing.dimensions import ANSWER_TOKENS, Dimension
+from ladr.routing.dimensions import ANSWER_TOKENS, READ_TOKENS, Dimension
 from ladr.routing.policy import Ask, C, Candidate, Knob, Policy
 
 START_PACE_S = 0.02  # before any worker told one
@@ -33,6 +38,12 @@ PATIENCE_S = 0.5  # a request that waited so long may queue at a worker
 QUEUE_SHARE = 0.25  # if it gets its turn there within this share of what it waited
 SAME_S = 0.001
 FORGET_PICKS = 1024
+PROMPTS = (256, 768, 1536, 3072, 6144)  # tokens; what prompts of under 512, 1,024, 2,048, 4,096 and of more count as
+
+
+def size(prompt_tokens: int) -> int:
+    """Of a prompt: which of `PROMPTS` it counts as."""
+    return min(max(prompt_tokens.bit_length() - 9, 0), len(PROMPTS) - 1)
 
 
 @dataclass(slots=True)
@@ -49,17 +60,18 @@ class _Known:
 
 
 class _Costs(dict[Candidate, float]):
-    """Seconds by candidate; a missing one is computed."""
+    """Seconds by candidate, for one size of prompt; a missing one is computed."""
 
     def __init__(self, policy: Ladr) -> None:
         self._policy = policy
 
     def __missing__(self, candidate: Candidate) -> float:
-        return self._policy.update(candidate, 1.0)
+        self._policy.update(candidate, 1.0)
+        return self[candidate]
 
 
 class Ladr(Policy):
-    """Costs are kept up to date as workers change, so that a pick is one scan of a table."""
+    """Costs are kept up to date as workers change, so that a pick is one scan of a table, that of the prompt's size."""
 
     knobs = (Knob("growth", 0.25, 8.0, log=True), Knob("hold", 0.0, 16.0, whole=True))
     waits = True
@@ -70,7 +82,7 @@ class Ladr(Policy):
         self._noise = noise
         self._dimensions = dimensions
         self._of_asks = [d for d in dimensions if type(d).concerns is not Dimension.concerns]
-        self._costs = _Costs(self)
+        self._costs = [(_Costs(self), tokens / READ_TOKENS) for tokens in PROMPTS]
         self._known: dict[Candidate, _Known] = {}
         self._typical_s = START_PACE_S
         self._looked_s = -math.inf
@@ -85,25 +97,27 @@ class Ladr(Policy):
         self._hold = round(parameters["hold"])
 
     def changed(self, candidate: Candidate, rng: Random) -> None:
-        self.update(candidate, 1 + self._noise * (rng.random() - 0.5))
+        others = 1 - candidate.in_flight / candidate.depth if candidate.depth else 1.0
+        self.update(candidate, 1 + self._noise * others * (rng.random() - 0.5))
 
-    def update(self, candidate: Candidate, noise: float) -> float:
-        """Compute a worker's cost anew."""
+    def update(self, candidate: Candidate, noise: float) -> None:
+        """Compute a worker's costs anew."""
         known = self._measure(candidate)
         if candidate.depth >= known.slots + self._hold:
-            cost_s = math.inf
-        else:
-            cost_s = self._own_s(candidate, known) * noise
-            for dimension in self._dimensions:
-                cost_s += dimension.cost_s(candidate)
-        self._costs[candidate] = cost_s
-        return cost_s
+            for costs, _ in self._costs:
+                costs[candidate] = math.inf
+            return
+        step_s = self._step_s(candidate, known) * noise
+        any_s = step_s * ANSWER_TOKENS * (candidate.depth + 1) / known.slots
+        for dimension in self._dimensions:
+            any_s += dimension.cost_s(candidate)
+        for costs, steps in self._costs:
+            costs[candidate] = any_s + step_s * steps
 
-    def _own_s(self, candidate: Candidate, known: _Known) -> float:
-        """Of the answer's tokens, and of waiting for a slot."""
+    def _step_s(self, candidate: Candidate, known: _Known) -> float:
+        """Of a token there now."""
         pace_s = known.pace_s or self._typical_s
-        answer_s = pace_s * (1 + self._growth * min(candidate.depth / known.slots, 1.0)) * ANSWER_TOKENS
-        return answer_s * (1 + max(candidate.depth + 1 - known.slots, 0) / known.slots)
+        return pace_s * (1 + self._growth * min(candidate.depth / known.slots, 1.0))
 
     def _measure(self, candidate: Candidate) -> _Known:
         known = self._known.get(candidate)
@@ -124,23 +138,23 @@ class Ladr(Policy):
         self._picks += 1
         if self._picks % FORGET_PICKS == 0:
             self._forget(candidates)
-        best = min(candidates, key=self._costs.__getitem__)
-        best_s = self._costs[best]
-        if best_s == math.inf:
+        costs, _ = self._costs[size(ask.prompt_tokens)]
+        best = min(candidates, key=costs.__getitem__)
+        if costs[best] == math.inf:
             if now_s < self._looked_s + LOOK_S:
                 return None
             self._looked_s = now_s
             return self._queue(candidates, now_s - ask.arrived_s, now_s) or self._trial(candidates, now_s)
-        return self._nearer(candidates, best, best_s, ask) if self._of_asks else best
+        return self._nearer(candidates, best, costs, ask) if self._of_asks else best
 
-    def _nearer(self, candidates: Sequence[C], best: C, best_s: float, ask: Ask) -> C:
+    def _nearer(self, candidates: Sequence[C], best: C, costs: _Costs, ask: Ask) -> C:
         """The one that costs least where the request itself counts; only the few that it concerns are looked at."""
         concerned = {id(c): c for dimension in self._of_asks for c in dimension.concerns(ask)}
         if not concerned:
             return best
-        best_s += self._ask_s(best, ask)
+        best_s = costs[best] + self._ask_s(best, ask)
         for candidate in cast(Iterable[C], concerned.values()):
-            cost_s = self._costs[candidate] + self._ask_s(candidate, ask)
+            cost_s = costs[candidate] + self._ask_s(candidate, ask)
             if cost_s < best_s and candidate in candidates:
                 best, best_s = candidate, cost_s
         return best
@@ -206,11 +220,14 @@ class Ladr(Policy):
             dimension.sent(candidate, ask)
 
     def weights(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Free slots (at least a tenth of one) by the time of a token there: where the next requests are served soonest."""
+        """Free slots (at least a tenth of one) by the time of a token there, as it was measured last: whoever draws by weights
+        alone sees a slow worker as soon as its reports do.
+        """
         shares = []
         for candidate in candidates:
             known = self._measure(candidate)
-            shares.append(max(known.slots - candidate.depth, 0.1) / self._own_s(candidate, known))
+            token_s = candidate.pace_s or self._step_s(candidate, known)
+            shares.append(max(known.slots - candidate.depth, 0.1) / token_s)
         total = sum(shares)
         return [share / total for share in shares]
 
@@ -219,5 +236,6 @@ class Ladr(Policy):
         if len(self._known) > 2 * len(candidates) + 64:
             kept = set(candidates)
             self._known = {candidate: known for candidate, known in self._known.items() if candidate in kept}
-            for candidate in self._costs.keys() - kept:
-                del self._costs[candidate]
+            for costs, _ in self._costs:
+                for candidate in costs.keys() - kept:
+                    del costs[candidate]

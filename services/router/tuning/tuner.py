@@ -62,10 +62,10 @@ class Tuner:
         self._applies = applies
         self._samples: deque[Sample] = deque(maxlen=WINDOW)
         self._total = 0
-        self._trusted = dict(parameters)  # those before the change that is on trial
+        self._trusted = self._bounded(parameters)  # those before the change that is on trial
         self._trial = False
         self._model = Model(len(knobs) + 1)
-        self.parameters = dict(parameters)
+        self.parameters = dict(self._trusted)
 
     def window(self, load: float, value: float) -> Decision:
         """Learn from a window under `parameters`, and decide about the next. `value`: the objective, over 0."""

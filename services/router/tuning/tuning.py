@@ -52,6 +52,14 @@ class Outcomes:
         return max(times_s[min(int(0.99 * len(times_s)), len(times_s) - 1)], _LEAST_VALUE)
 
 
+def state_path(settings: TunerSettings, policy: str) -> Path:
+    """Where what was learnt of a policy is kept."""
+    if settings.state != Path():
+        return settings.state
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "ladr" / f"tuner-{policy}.json"
+
+
 class Tunable(Protocol):
     """What has knobs; see ladr.routing.policy.Policy."""
 
@@ -104,11 +112,20 @@ class Tuning:
                 loads.append(self.load())
             value = self.outcomes.take(self.settings.objective)
             if value is not None:
-                before = dict(tuner.parameters)
-                load = sum(loads) / len(loads)
-                decision = await asyncio.to_thread(tuner.window, load, value)
-                self._follow(before, decision, load, value)
-                await asyncio.to_thread(self._keep, tuner)
+                await self._window(tuner, sum(loads) / len(loads), value)
+
+    async def _window(self, tuner: Tuner, load: float, value: float) -> None:
+        """Learn from one; a window that cannot be learnt from changes nothing."""
+        before = dict(tuner.parameters)
+        try:
+            decision = await asyncio.to_thread(tuner.window, load, value)
+        except (ValueError, ArithmeticError):  # also what numpy raises of a matrix
+            log.exception("tuner_failed", load=load, objective=value)
+            return
+        event = self._follow(before, decision, load, value)
+        if event:
+            await asyncio.to_thread(self._audit, event)
+        await asyncio.to_thread(self._keep, tuner)
 
     def _tuner(self) -> Tuner:
         try:
@@ -130,10 +147,13 @@ class Tuning:
                 self._tell_parameters()
         return tuner
 
-    def _follow(self, before: Mapping[str, float], decision: Decision, load: float, value: float) -> None:
+    def _follow(
+        self, before: Mapping[str, float], decision: Decision, load: float, value: float
+    ) -> dict[str, Any] | None:
+        """Turn the knobs as decided; gives what is to be written down."""
         self._decisions.labels(decision.kind).inc()
         if decision.parameters == before:
-            return
+            return None
         event: dict[str, Any] = {
             "kind": decision.kind,
             "mode": self.settings.mode,
@@ -147,7 +167,7 @@ class Tuning:
         if self.settings.mode == "on":
             self.policy.tune(decision.parameters)
             self._tell_parameters()
-        self._audit({"at": time.time(), "policy": self.name, **event})
+        return {"at": time.time(), "policy": self.name, **event}
 
     def _tell_parameters(self) -> None:
         for name, value in self.policy.parameters().items():
@@ -156,11 +176,7 @@ class Tuning:
     @property
     def path(self) -> Path:
         """Where what it learnt is kept."""
-        given = self.settings.state
-        if given != Path():
-            return given
-        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return Path(base) / "ladr" / f"tuner-{self.name}.json"
+        return state_path(self.settings, self.name)
 
     def _keep(self, tuner: Tuner) -> None:
         """Write the state, whole or not at all; a disk that is full costs no request."""
