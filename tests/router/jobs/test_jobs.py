@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import signal
 import time
@@ -178,6 +179,42 @@ async def test_a_cancelled_job_stops_at_its_worker(store: dict[str, str]) -> Non
         assert (
             await refused(stub.GetGeneration(pb.GetGenerationRequest(request_id="a")))
         ).code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_storm_of_cancellations_leaves_nothing_behind(
+    store: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    rng = random.Random(3)
+    names = [f"job-{n}" for n in range(200)]
+    async with serving(store) as (m, stub):
+
+        async def one(name: str) -> None:
+            await asyncio.sleep(rng.random())
+            await stub.SubmitGeneration(asked(name))
+            await asyncio.sleep(2 * rng.random())
+            await stub.CancelGeneration(pb.CancelGenerationRequest(request_id=name))
+
+        await asyncio.gather(*(one(name) for name in names))
+        states = {(await ended(stub, name)).state for name in names}
+        assert states == {pb.GENERATION_STATE_CANCELLED, pb.GENERATION_STATE_SUCCEEDED}
+        idle = (
+            "ladr_jobs_running_here 0.0",
+            "ladr_router_open_streams 0.0",
+            'ladr_router_in_flight{worker="worker-1"} 0.0',
+        )
+        async with asyncio.timeout(5):
+            while not all(line in m.router.scrape() for line in idle):  # noqa: ASYNC110  # another process's state
+                await asyncio.sleep(0.05)
+        for name in names:
+            await stub.DeleteGeneration(pb.DeleteGenerationRequest(request_id=name))
+        assert not (await stub.ListGenerations(pb.ListGenerationsRequest())).generations
+    if store["LADR_ROUTER__JOBS__STORE"] == "redis":
+        server: RedisServer = request.getfixturevalue("redis")
+        with server.client() as client:
+            kept = {key.decode().rpartition("}:")[2] for key in client.keys("{ladr:jobs}*")}
+            assert kept == {"seq", "queue:1", "queue:2", "queue:3"}
+            assert client.xlen("{ladr:jobs}:queue:3") == 0
+            assert client.xpending("{ladr:jobs}:queue:3", "routers")["pending"] == 0
 
 
 async def test_a_job_of_three_leases_is_attempted_once(store: dict[str, str]) -> None:
