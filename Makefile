@@ -1,14 +1,18 @@
 # make run    a whole mesh on this machine, with a small real model; ARGS=--once answers one question and ends
 # make test   all tests;  make check  format, lint, types, stubs, protos, layers;  make bench  the benchmarks of docs/benchmarks.md
+# make chaos  jobs while everything is killed: JOBS=10000 KILLS=200 SEED=1
 # make protos stubs from protos/;  make lock  new locked versions;  make clean  takes the environment away
 SHELL := /bin/bash
 PYTHON ?= python3.11
+JOBS ?= 10000
+KILLS ?= 200
+SEED ?= 1
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 LOCKED := $(PIP) install --require-hashes --no-deps -r
 
-.PHONY: setup setup-dev setup-torch run test check format protos bench lock clean
+.PHONY: setup setup-dev setup-torch run test check format protos bench chaos lock clean
 
 setup: .venv/.run
 setup-dev: .venv/.dev
@@ -55,6 +59,10 @@ protos:
 bench: .venv/.torch
 	@scripts/need-redis
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: .venv/.dev
+	@scripts/need-redis
+	@$(BIN)/python -m benchmarks.chaos --jobs $(JOBS) --kills $(KILLS) --seed $(SEED)
 
 lock: .venv/.dev
 	@scripts/lock

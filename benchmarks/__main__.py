@@ -24,6 +24,8 @@ NAMES = (
     "routing_sim",
     "tuner",
     "transformers_batching",
+    "jobs_latency",
+    "jobs_import",
 )
 
 

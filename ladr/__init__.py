@@ -8,6 +8,7 @@ async with ladr.Client("127.0.0.1:50051") as client:
 from ladr.answer import Answer, Event
 from ladr.client import Client
 from ladr.errors import LadrError
+from ladr.job_calls import job_request
 from ladr.stream import Generation, Stream
 from ladr.sync_client import SyncClient
 from ladr.sync_stream import SyncGeneration, SyncStream
@@ -26,4 +27,5 @@ __all__ = [
     "SyncClient",
     "SyncGeneration",
     "SyncStream",
+    "job_request",
 ]

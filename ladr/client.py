@@ -16,6 +16,7 @@ from ladr.channel import DEFAULT_ADDRESS, MAX_MESSAGE_BYTES, client_options
 from ladr.errors import DeadlineExceeded, Unreachable
 from ladr.exchange import Generating, Plain
 from ladr.failure import call_failed, not_ready
+from ladr.job_calls import JobCalls
 from ladr.request import RequestOptions, edge_metadata, generate_request
 from ladr.stream import Generation, Stream
 from ladr.v1 import router_pb2 as pb
@@ -29,7 +30,7 @@ _CALL_S = 10.0
 _RETRY_S = 0.1
 
 
-class Client:
+class Client(JobCalls):
     """Talks to one router over one channel, on one event loop.
 
     Use it as an async context manager, or `close` it. It connects at the first call. What can fail raises a LadrError:

@@ -111,6 +111,30 @@ class CascadeSettings(Section):
     tokens: int = Field(16, ge=1, le=512, description="first tokens of the student's answer that are judged")
 
 
+class JobsSettings(Section):
+    """Durable jobs: requests that are kept until they are answered."""
+
+    store: Literal["off", "sqlite", "redis"] = Field(
+        "off", description="where jobs are kept; sqlite: a file, for routers on one machine"
+    )
+    path: Path = Field(Path("jobs.db"), description="the file of the sqlite store")
+    redis_url: RedisUrl = Field(
+        SecretStr("redis://127.0.0.1:6379/0"),
+        validate_default=True,
+        description="Redis of the redis store, with its password: redis://:secret@host:6379/0",
+    )
+    redis_prefix: str = Field("ladr", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="first part of each Redis key")
+    lease: Annotated[Duration, between(timedelta(milliseconds=500), timedelta(hours=1))] = Field(
+        timedelta(seconds=15), description="an attempt not heard of for so long is made again; renewed at a third of it"
+    )
+    attempts: int = Field(5, ge=1, le=100, description="attempts at a job before it is a dead letter")
+    attempt_timeout: Duration = Field(timedelta(hours=1), description="how long one attempt may take")
+    retention: Duration = Field(timedelta(hours=24), description="how long a job that has ended is kept")
+    max_live: int = Field(1_000_000, gt=0, description="most jobs that have not ended, about")
+    max_running: int = Field(64, gt=0, le=4096, description="most jobs that one router runs at once")
+    headroom: float = Field(0.5, ge=0, lt=1, description="share of the fleet's slots that jobs leave free")
+
+
 def _shares(value: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     for alias, shares in value.items():
         if not shares or any(share < 0 for share in shares.values()) or not any(shares.values()):
@@ -188,6 +212,7 @@ class RouterSettings(Server):
     )
     hedge_budget: float = Field(0.05, ge=0, le=1, description="second workers asked so, as a share of requests")
     scale: ScaleSettings = ScaleSettings()
+    jobs: JobsSettings = JobsSettings()
     tuner: TunerSettings = TunerSettings()
     slow_start: AnyDuration = Field(
         timedelta(seconds=2), description="how long a new or healed worker takes to get its full share"

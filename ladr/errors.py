@@ -91,6 +91,27 @@ class Unreachable(LadrError):
     reason = "UNREACHABLE"
 
 
+class JobsUnavailable(LadrError):
+    """The store of the jobs does not answer; retry later. A job that was accepted is not lost by that."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "JOBS_UNAVAILABLE"
+
+
+class NoJobs(LadrError):
+    """This router keeps no jobs; its operator can set router.jobs.store."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+    reason = "NO_JOBS"
+
+
+class WrongState(LadrError):
+    """What is asked for does not go with the state that it is in."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "WRONG_STATE"
+
+
 class WorkerLost(LadrError):
     """The worker was lost after the first token: what came so far is good, the rest is not coming."""
 

@@ -14,6 +14,7 @@ from ladr.channel import DEFAULT_ADDRESS, MAX_MESSAGE_BYTES, client_options
 from ladr.errors import DeadlineExceeded, Unreachable
 from ladr.exchange import Generating, Plain
 from ladr.failure import call_failed, not_ready
+from ladr.job_calls import SyncJobCalls
 from ladr.request import RequestOptions, edge_metadata, generate_request
 from ladr.sync_stream import SyncGeneration, SyncStream
 from ladr.v1 import router_pb2 as pb
@@ -24,7 +25,7 @@ _CALL_S = 10.0
 _RETRY_S = 0.1
 
 
-class SyncClient:
+class SyncClient(SyncJobCalls):
     """Talks to one router over one channel. Arguments and errors are those of `ladr.Client`.
 
     Use it as a context manager, or `close` it.

@@ -22,8 +22,9 @@ _START_S = 10.0
 class RedisServer:
     """One redis-server; the port and the password stay the same over restarts. With `appendonly` so does what it holds."""
 
-    def __init__(self, directory: Path, *, appendonly: bool = False) -> None:
+    def __init__(self, directory: Path, *, appendonly: bool = False, config: str = "") -> None:
         self._directory = directory
+        self._config = config
         self._appendonly = appendonly
         self._process: subprocess.Popen[bytes] | None = None
         self.password = secrets.token_urlsafe(16)
@@ -39,7 +40,7 @@ class RedisServer:
         config.write_text(
             f"bind 127.0.0.1\nport {self.port}\nrequirepass {self.password}\ndir {self._directory}\n"
             f"logfile {self._directory}/redis.log\nsave ''\n"
-            f"appendonly {'yes' if self._appendonly else 'no'}\nappendfsync always\n"
+            f"appendonly {'yes' if self._appendonly else 'no'}\nappendfsync always\n{self._config}"
         )
         self._process = subprocess.Popen(["redis-server", str(config)], stdout=subprocess.DEVNULL)
         deadline_s = time.monotonic() + _START_S

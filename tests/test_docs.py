@@ -23,8 +23,12 @@ DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet() -> AsyncIterator[Mesh]:
-    async with mesh(2) as m, channel_to(m.router.address) as channel:
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
+    jobs = {
+        "LADR_ROUTER__JOBS__STORE": "sqlite",
+        "LADR_ROUTER__JOBS__PATH": str(tmp_path_factory.mktemp("jobs") / "jobs.db"),
+    }
+    async with mesh(2, router=jobs) as m, channel_to(m.router.address) as channel:
         await eligible(channel, "worker-1", "worker-2")
         yield m
 

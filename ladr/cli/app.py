@@ -15,6 +15,7 @@ from ladr.cli.configuration import config
 from ladr.cli.doctor import doctor
 from ladr.cli.fleet import drain, workers
 from ladr.cli.generate import generate
+from ladr.cli.jobs import jobs
 from ladr.cli.output import escape
 from ladr.cli.service import SERVICES, service_command
 from ladr.cli.up import up
@@ -72,5 +73,5 @@ def main() -> None:
     """
 
 
-for command in (up, chat, generate, workers, drain, bench, doctor, config, *map(service_command, SERVICES)):
+for command in (up, chat, generate, jobs, workers, drain, bench, doctor, config, *map(service_command, SERVICES)):
     main.add_command(command)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ladr import config
@@ -54,11 +56,26 @@ def plan(settings: Settings, count: int | None = None) -> list[Child]:
     with FreePorts() as free:
         metrics = _child("metrics", "metrics", settings.metrics, free)
         bus = {env_name("router", "bus"): metrics.address, env_name("worker", "bus"): metrics.address}
-        children = [metrics, _child("router", "router", settings.router, free, bus)]
+        children = [metrics, _child("router", "router", settings.router, free, {**bus, **_jobs(settings)})]
         for position in range(len(settings.up.fleet) or count or settings.up.workers):
             children.append(_worker(settings, position, free, bus))
     _check(children)
     return children
+
+
+def jobs_file(settings: Settings) -> Path | None:
+    """Where `ladr up` keeps jobs by itself: a file for each router port. None: settings say where, or the port is a new one."""
+    if "store" in settings.router.jobs.model_fields_set or not settings.router.port:
+        return None
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "ladr" / str(settings.router.port) / "jobs.db"
+
+
+def _jobs(settings: Settings) -> dict[str, str]:
+    path = jobs_file(settings)
+    if path is None:
+        return {}
+    return {env_name("router", "jobs", "store"): "sqlite", env_name("router", "jobs", "path"): str(path)}
 
 
 def another_worker(settings: Settings, metrics: Child, position: int) -> Child:

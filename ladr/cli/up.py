@@ -19,7 +19,7 @@ from ladr.cli.flags import config_option, load, setting_flags, taken
 from ladr.cli.keeper import ChildFailed, Keeper
 from ladr.cli.misuse import Misuse
 from ladr.cli.output import as_dict, line, output_option, write
-from ladr.cli.plan import Child, another_worker, plan
+from ladr.cli.plan import Child, another_worker, jobs_file, plan
 from ladr.cli.readiness import mesh_ready
 from ladr.cli.service import SERVICES, service_argv
 from ladr.cli.supervisor import Supervisor
@@ -146,7 +146,7 @@ class _Mesh:
         async def work() -> int:
             await mesh_ready(keepers, voice)
             voice.close()
-            _announce(self._children, self._router, self._logs, voice, once)
+            _announce(self._children, self._router, self._logs, jobs_file(self._settings), voice, once)
             code = 0
             if ask:
                 code = await _ask(self._router.address, ask, voice)
@@ -172,10 +172,13 @@ def _workers(keepers: Sequence[Keeper]) -> int:
     return sum(keeper.child.service == "worker" for keeper in keepers)
 
 
-def _announce(children: Sequence[Child], router: Child, logs: Path, voice: Voice, once: bool) -> None:
+def _announce(
+    children: Sequence[Child], router: Child, logs: Path, jobs: Path | None, voice: Voice, once: bool
+) -> None:
     rows = [f"  {child.name:<12} {child.address:<22} http://{child.http_address}/metrics" for child in children]
     more = [
         f"  logs         {logs}",
+        *([f"  jobs         {jobs}"] if jobs else []),
         "try:",
         "  ladr chat" + ("" if router.address == DEFAULT_ADDRESS else f" --address {router.address}"),
         f'  grpcurl -plaintext -d \'{{"prompt":"Name three rivers."}}\' {router.address} ladr.v1.Router/Generate',

@@ -23,12 +23,14 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from ladr.v1 import fleet_pb2 as ladr_dot_v1_dot_fleet__pb2
 from ladr.v1 import generation_pb2 as ladr_dot_v1_dot_generation__pb2
+from ladr.v1 import generations_pb2 as ladr_dot_v1_dot_generations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14ladr/v1/router.proto\x12\x07ladr.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13ladr/v1/fleet.proto\x1a\x18ladr/v1/generation.proto\"J\n\x12WatchRoutesRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07reports\x18\x02 \x01(\x08\x12\x14\n\x0c\x63hanges_only\x18\x03 \x01(\x08\"\x95\x02\n\nRouteTable\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12/\n\x0b\x63omputed_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x10\n\x08\x64\x65graded\x18\x04 \x01(\x08\x12\r\n\x05\x61lpha\x18\x05 \x01(\x01\x12\x0c\n\x04\x62\x65ta\x18\x06 \x01(\x01\x12\x1e\n\x06routes\x18\x07 \x03(\x0b\x32\x0e.ladr.v1.Route\x12\x32\n\x0f\x66\x61stest_latency\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07partial\x18\t \x01(\x08\x12!\n\x07picking\x18\n \x01(\x0b\x32\x10.ladr.v1.Picking\"\xb4\x02\n\x07Picking\x12\x34\n\nparameters\x18\x01 \x03(\x0b\x32 .ladr.v1.Picking.ParametersEntry\x12.\n\x07\x61liases\x18\x02 \x03(\x0b\x32\x1d.ladr.v1.Picking.AliasesEntry\x12\x15\n\rdefault_model\x18\x03 \x01(\t\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05theta\x18\x05 \x01(\x01\x12\x12\n\nask_router\x18\x06 \x03(\t\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0c\x41liasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8d\x03\n\x05Route\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06models\x18\x04 \x03(\t\x12\x0e\n\x06weight\x18\x05 \x01(\x01\x12\r\n\x05score\x18\x06 \x01(\x01\x12*\n\x07latency\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05queue\x18\x08 \x01(\x01\x12\r\n\x05slots\x18\t \x01(\r\x12\x0f\n\x07running\x18\n \x01(\r\x12\x0e\n\x06queued\x18\x0b \x01(\r\x12\x38\n\x15time_per_output_token\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x64\x65pth\x18\r \x01(\r\x12&\n\x03\x61ge\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11ineligible_reason\x18\x0f \x01(\t\x12%\n\x06report\x18\x10 \x01(\x0b\x32\x15.ladr.v1.WorkerReport\"J\n\x12ListWorkersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"T\n\x13ListWorkersResponse\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.ladr.v1.WorkerInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"%\n\x10GetWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"5\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"\xba\x01\n\nWorkerInfo\x12%\n\x06report\x18\x01 \x01(\x0b\x32\x15.ladr.v1.WorkerReport\x12&\n\x03\x61ge\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08\x65ligible\x18\x03 \x01(\x08\x12\x19\n\x11ineligible_reason\x18\x04 \x01(\t\x12\x11\n\tin_flight\x18\x05 \x01(\r\x12\x1d\n\x05route\x18\x06 \x01(\x0b\x32\x0e.ladr.v1.Route\"\"\n\x11WatchScaleRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x96\x02\n\x0bScaleAdvice\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0ewanted_workers\x18\x02 \x01(\r\x12\x17\n\x0fpresent_workers\x18\x03 \x01(\r\x12$\n\x06reason\x18\x04 \x01(\x0e\x32\x14.ladr.v1.ScaleReason\x12*\n\x07waiting\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0eslo_miss_ratio\x18\x06 \x01(\x01\x12\x17\n\x0fscore_variation\x18\x07 \x01(\x01\x12\x13\n\x0butilization\x18\x08 \x01(\x01\x12/\n\x0b\x63omputed_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\xbe\x01\n\x0bScaleReason\x12\x1c\n\x18SCALE_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13SCALE_REASON_STEADY\x10\x01\x12\x18\n\x14SCALE_REASON_WAITING\x10\x02\x12\x14\n\x10SCALE_REASON_SLO\x10\x03\x12\x15\n\x11SCALE_REASON_IDLE\x10\x04\x12\x18\n\x14SCALE_REASON_COOLING\x10\x05\x12\x17\n\x13SCALE_REASON_UNEVEN\x10\x06\x32\x98\x03\n\x06Router\x12\x41\n\x08Generate\x12\x18.ladr.v1.GenerateRequest\x1a\x19.ladr.v1.GenerateResponse0\x01\x12\x41\n\x0bWatchRoutes\x12\x1b.ladr.v1.WatchRoutesRequest\x1a\x13.ladr.v1.RouteTable0\x01\x12@\n\nWatchScale\x12\x1a.ladr.v1.WatchScaleRequest\x1a\x14.ladr.v1.ScaleAdvice0\x01\x12H\n\x0bListWorkers\x12\x1b.ladr.v1.ListWorkersRequest\x1a\x1c.ladr.v1.ListWorkersResponse\x12;\n\tGetWorker\x12\x19.ladr.v1.GetWorkerRequest\x1a\x13.ladr.v1.WorkerInfo\x12?\n\x0b\x44rainWorker\x12\x1b.ladr.v1.DrainWorkerRequest\x1a\x13.ladr.v1.WorkerInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14ladr/v1/router.proto\x12\x07ladr.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13ladr/v1/fleet.proto\x1a\x18ladr/v1/generation.proto\x1a\x19ladr/v1/generations.proto\"J\n\x12WatchRoutesRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07reports\x18\x02 \x01(\x08\x12\x14\n\x0c\x63hanges_only\x18\x03 \x01(\x08\"\x95\x02\n\nRouteTable\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12/\n\x0b\x63omputed_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x10\n\x08\x64\x65graded\x18\x04 \x01(\x08\x12\r\n\x05\x61lpha\x18\x05 \x01(\x01\x12\x0c\n\x04\x62\x65ta\x18\x06 \x01(\x01\x12\x1e\n\x06routes\x18\x07 \x03(\x0b\x32\x0e.ladr.v1.Route\x12\x32\n\x0f\x66\x61stest_latency\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07partial\x18\t \x01(\x08\x12!\n\x07picking\x18\n \x01(\x0b\x32\x10.ladr.v1.Picking\"\xb4\x02\n\x07Picking\x12\x34\n\nparameters\x18\x01 \x03(\x0b\x32 .ladr.v1.Picking.ParametersEntry\x12.\n\x07\x61liases\x18\x02 \x03(\x0b\x32\x1d.ladr.v1.Picking.AliasesEntry\x12\x15\n\rdefault_model\x18\x03 \x01(\t\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05theta\x18\x05 \x01(\x01\x12\x12\n\nask_router\x18\x06 \x03(\t\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0c\x41liasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8d\x03\n\x05Route\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06models\x18\x04 \x03(\t\x12\x0e\n\x06weight\x18\x05 \x01(\x01\x12\r\n\x05score\x18\x06 \x01(\x01\x12*\n\x07latency\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05queue\x18\x08 \x01(\x01\x12\r\n\x05slots\x18\t \x01(\r\x12\x0f\n\x07running\x18\n \x01(\r\x12\x0e\n\x06queued\x18\x0b \x01(\r\x12\x38\n\x15time_per_output_token\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x64\x65pth\x18\r \x01(\r\x12&\n\x03\x61ge\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11ineligible_reason\x18\x0f \x01(\t\x12%\n\x06report\x18\x10 \x01(\x0b\x32\x15.ladr.v1.WorkerReport\"J\n\x12ListWorkersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"T\n\x13ListWorkersResponse\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.ladr.v1.WorkerInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"%\n\x10GetWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"5\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"\xba\x01\n\nWorkerInfo\x12%\n\x06report\x18\x01 \x01(\x0b\x32\x15.ladr.v1.WorkerReport\x12&\n\x03\x61ge\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08\x65ligible\x18\x03 \x01(\x08\x12\x19\n\x11ineligible_reason\x18\x04 \x01(\t\x12\x11\n\tin_flight\x18\x05 \x01(\r\x12\x1d\n\x05route\x18\x06 \x01(\x0b\x32\x0e.ladr.v1.Route\"\"\n\x11WatchScaleRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x96\x02\n\x0bScaleAdvice\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0ewanted_workers\x18\x02 \x01(\r\x12\x17\n\x0fpresent_workers\x18\x03 \x01(\r\x12$\n\x06reason\x18\x04 \x01(\x0e\x32\x14.ladr.v1.ScaleReason\x12*\n\x07waiting\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0eslo_miss_ratio\x18\x06 \x01(\x01\x12\x17\n\x0fscore_variation\x18\x07 \x01(\x01\x12\x13\n\x0butilization\x18\x08 \x01(\x01\x12/\n\x0b\x63omputed_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\xbe\x01\n\x0bScaleReason\x12\x1c\n\x18SCALE_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13SCALE_REASON_STEADY\x10\x01\x12\x18\n\x14SCALE_REASON_WAITING\x10\x02\x12\x14\n\x10SCALE_REASON_SLO\x10\x03\x12\x15\n\x11SCALE_REASON_IDLE\x10\x04\x12\x18\n\x14SCALE_REASON_COOLING\x10\x05\x12\x17\n\x13SCALE_REASON_UNEVEN\x10\x06\x32\x99\x08\n\x06Router\x12\x41\n\x08Generate\x12\x18.ladr.v1.GenerateRequest\x1a\x19.ladr.v1.GenerateResponse0\x01\x12\x41\n\x0bWatchRoutes\x12\x1b.ladr.v1.WatchRoutesRequest\x1a\x13.ladr.v1.RouteTable0\x01\x12@\n\nWatchScale\x12\x1a.ladr.v1.WatchScaleRequest\x1a\x14.ladr.v1.ScaleAdvice0\x01\x12H\n\x0bListWorkers\x12\x1b.ladr.v1.ListWorkersRequest\x1a\x1c.ladr.v1.ListWorkersResponse\x12;\n\tGetWorker\x12\x19.ladr.v1.GetWorkerRequest\x1a\x13.ladr.v1.WorkerInfo\x12?\n\x0b\x44rainWorker\x12\x1b.ladr.v1.DrainWorkerRequest\x1a\x13.ladr.v1.WorkerInfo\x12I\n\x10SubmitGeneration\x12 .ladr.v1.SubmitGenerationRequest\x1a\x13.ladr.v1.Generation\x12[\n\x11SubmitGenerations\x12 .ladr.v1.SubmitGenerationRequest\x1a\".ladr.v1.SubmitGenerationsResponse(\x01\x12\x43\n\rGetGeneration\x12\x1d.ladr.v1.GetGenerationRequest\x1a\x13.ladr.v1.Generation\x12V\n\x0fWatchGeneration\x12\x1f.ladr.v1.WatchGenerationRequest\x1a .ladr.v1.WatchGenerationResponse0\x01\x12I\n\x10\x43\x61ncelGeneration\x12 .ladr.v1.CancelGenerationRequest\x1a\x13.ladr.v1.Generation\x12T\n\x0fListGenerations\x12\x1f.ladr.v1.ListGenerationsRequest\x1a .ladr.v1.ListGenerationsResponse\x12L\n\x10\x44\x65leteGeneration\x12 .ladr.v1.DeleteGenerationRequest\x1a\x16.google.protobuf.Empty\x12K\n\x11RequeueGeneration\x12!.ladr.v1.RequeueGenerationRequest\x1a\x13.ladr.v1.Generationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,34 +41,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PICKING_PARAMETERSENTRY']._serialized_options = b'8\001'
   _globals['_PICKING_ALIASESENTRY']._loaded_options = None
   _globals['_PICKING_ALIASESENTRY']._serialized_options = b'8\001'
-  _globals['_SCALEREASON']._serialized_start=1975
-  _globals['_SCALEREASON']._serialized_end=2165
-  _globals['_WATCHROUTESREQUEST']._serialized_start=145
-  _globals['_WATCHROUTESREQUEST']._serialized_end=219
-  _globals['_ROUTETABLE']._serialized_start=222
-  _globals['_ROUTETABLE']._serialized_end=499
-  _globals['_PICKING']._serialized_start=502
-  _globals['_PICKING']._serialized_end=810
-  _globals['_PICKING_PARAMETERSENTRY']._serialized_start=713
-  _globals['_PICKING_PARAMETERSENTRY']._serialized_end=762
-  _globals['_PICKING_ALIASESENTRY']._serialized_start=764
-  _globals['_PICKING_ALIASESENTRY']._serialized_end=810
-  _globals['_ROUTE']._serialized_start=813
-  _globals['_ROUTE']._serialized_end=1210
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1212
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1286
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1288
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1372
-  _globals['_GETWORKERREQUEST']._serialized_start=1374
-  _globals['_GETWORKERREQUEST']._serialized_end=1411
-  _globals['_DRAINWORKERREQUEST']._serialized_start=1413
-  _globals['_DRAINWORKERREQUEST']._serialized_end=1466
-  _globals['_WORKERINFO']._serialized_start=1469
-  _globals['_WORKERINFO']._serialized_end=1655
-  _globals['_WATCHSCALEREQUEST']._serialized_start=1657
-  _globals['_WATCHSCALEREQUEST']._serialized_end=1691
-  _globals['_SCALEADVICE']._serialized_start=1694
-  _globals['_SCALEADVICE']._serialized_end=1972
-  _globals['_ROUTER']._serialized_start=2168
-  _globals['_ROUTER']._serialized_end=2576
+  _globals['_SCALEREASON']._serialized_start=2031
+  _globals['_SCALEREASON']._serialized_end=2221
+  _globals['_WATCHROUTESREQUEST']._serialized_start=201
+  _globals['_WATCHROUTESREQUEST']._serialized_end=275
+  _globals['_ROUTETABLE']._serialized_start=278
+  _globals['_ROUTETABLE']._serialized_end=555
+  _globals['_PICKING']._serialized_start=558
+  _globals['_PICKING']._serialized_end=866
+  _globals['_PICKING_PARAMETERSENTRY']._serialized_start=769
+  _globals['_PICKING_PARAMETERSENTRY']._serialized_end=818
+  _globals['_PICKING_ALIASESENTRY']._serialized_start=820
+  _globals['_PICKING_ALIASESENTRY']._serialized_end=866
+  _globals['_ROUTE']._serialized_start=869
+  _globals['_ROUTE']._serialized_end=1266
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1268
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1342
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1344
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1428
+  _globals['_GETWORKERREQUEST']._serialized_start=1430
+  _globals['_GETWORKERREQUEST']._serialized_end=1467
+  _globals['_DRAINWORKERREQUEST']._serialized_start=1469
+  _globals['_DRAINWORKERREQUEST']._serialized_end=1522
+  _globals['_WORKERINFO']._serialized_start=1525
+  _globals['_WORKERINFO']._serialized_end=1711
+  _globals['_WATCHSCALEREQUEST']._serialized_start=1713
+  _globals['_WATCHSCALEREQUEST']._serialized_end=1747
+  _globals['_SCALEADVICE']._serialized_start=1750
+  _globals['_SCALEADVICE']._serialized_end=2028
+  _globals['_ROUTER']._serialized_start=2224
+  _globals['_ROUTER']._serialized_end=3273
 # @@protoc_insertion_point(module_scope)

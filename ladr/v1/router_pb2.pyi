@@ -1,9 +1,11 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import empty_pb2 as _empty_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from ladr.v1 import fleet_pb2 as _fleet_pb2
 from ladr.v1 import generation_pb2 as _generation_pb2
+from ladr.v1 import generations_pb2 as _generations_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor

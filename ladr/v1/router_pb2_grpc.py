@@ -3,7 +3,9 @@
 import grpc
 import warnings
 
+from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from ladr.v1 import generation_pb2 as ladr_dot_v1_dot_generation__pb2
+from ladr.v1 import generations_pb2 as ladr_dot_v1_dot_generations__pb2
 from ladr.v1 import router_pb2 as ladr_dot_v1_dot_router__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
@@ -67,6 +69,46 @@ class RouterStub(object):
                 request_serializer=ladr_dot_v1_dot_router__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=ladr_dot_v1_dot_router__pb2.WorkerInfo.FromString,
                 _registered_method=True)
+        self.SubmitGeneration = channel.unary_unary(
+                '/ladr.v1.Router/SubmitGeneration',
+                request_serializer=ladr_dot_v1_dot_generations__pb2.SubmitGenerationRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_generations__pb2.Generation.FromString,
+                _registered_method=True)
+        self.SubmitGenerations = channel.stream_unary(
+                '/ladr.v1.Router/SubmitGenerations',
+                request_serializer=ladr_dot_v1_dot_generations__pb2.SubmitGenerationRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_generations__pb2.SubmitGenerationsResponse.FromString,
+                _registered_method=True)
+        self.GetGeneration = channel.unary_unary(
+                '/ladr.v1.Router/GetGeneration',
+                request_serializer=ladr_dot_v1_dot_generations__pb2.GetGenerationRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_generations__pb2.Generation.FromString,
+                _registered_method=True)
+        self.WatchGeneration = channel.unary_stream(
+                '/ladr.v1.Router/WatchGeneration',
+                request_serializer=ladr_dot_v1_dot_generations__pb2.WatchGenerationRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_generations__pb2.WatchGenerationResponse.FromString,
+                _registered_method=True)
+        self.CancelGeneration = channel.unary_unary(
+                '/ladr.v1.Router/CancelGeneration',
+                request_serializer=ladr_dot_v1_dot_generations__pb2.CancelGenerationRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_generations__pb2.Generation.FromString,
+                _registered_method=True)
+        self.ListGenerations = channel.unary_unary(
+                '/ladr.v1.Router/ListGenerations',
+                request_serializer=ladr_dot_v1_dot_generations__pb2.ListGenerationsRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_generations__pb2.ListGenerationsResponse.FromString,
+                _registered_method=True)
+        self.DeleteGeneration = channel.unary_unary(
+                '/ladr.v1.Router/DeleteGeneration',
+                request_serializer=ladr_dot_v1_dot_generations__pb2.DeleteGenerationRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
+        self.RequeueGeneration = channel.unary_unary(
+                '/ladr.v1.Router/RequeueGeneration',
+                request_serializer=ladr_dot_v1_dot_generations__pb2.RequeueGenerationRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_generations__pb2.Generation.FromString,
+                _registered_method=True)
 
 
 class RouterServicer(object):
@@ -128,6 +170,75 @@ class RouterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SubmitGeneration(self, request, context):
+        """Accepts a job: it is answered though the caller goes away and servers die. When the call returns, the job is in the store;
+        what the store can lose is in docs/durability.md. Errors: INVALID_ARGUMENT, ALREADY_EXISTS (the name belongs to another
+        request; ResourceInfo names it), RESOURCE_EXHAUSTED (as many jobs as may wait, or the store is full; RetryInfo), UNAVAILABLE
+        (the store does not answer; RetryInfo), UNIMPLEMENTED (this router keeps no jobs). Of the further methods on jobs the last
+        two hold as well.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-133)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubmitGenerations(self, request_iterator, context):
+        """Accepts any number of jobs, as fast as the store takes them. A request that is refused does not end the stream. If the
+        stream breaks, those before have been accepted: give the same requests by the same names again. Errors: UNAVAILABLE.
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME each is the same message as of the single call
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetGeneration(self, request, context):
+        """One job, with its result if it has one. Errors: NOT_FOUND.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchGeneration(self, request, context):
+        """The job, then its answer as it grows, from any offset; ends when the job has ended. Any router that has the store can serve
+        it, also after another was lost. Errors: NOT_FOUND (also if it is deleted meanwhile), RESOURCE_EXHAUSTED (too many watchers;
+        RetryInfo).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelGeneration(self, request, context):
+        """Stops a job, also at its worker. One that has ended stays as it is. Errors: NOT_FOUND.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListGenerations(self, request, context):
+        """The jobs, in the order in which they were accepted, in pages. Errors: INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGeneration(self, request, context):
+        """Forgets a job that has ended, and its result. Errors: NOT_FOUND, FAILED_PRECONDITION (it has not ended: cancel it first).
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME there is nothing left to return (AIP-135)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RequeueGeneration(self, request, context):
+        """Gives a dead letter its attempts again. Errors: NOT_FOUND, FAILED_PRECONDITION (it is none).
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +271,46 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=ladr_dot_v1_dot_router__pb2.DrainWorkerRequest.FromString,
                     response_serializer=ladr_dot_v1_dot_router__pb2.WorkerInfo.SerializeToString,
+            ),
+            'SubmitGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.SubmitGeneration,
+                    request_deserializer=ladr_dot_v1_dot_generations__pb2.SubmitGenerationRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_generations__pb2.Generation.SerializeToString,
+            ),
+            'SubmitGenerations': grpc.stream_unary_rpc_method_handler(
+                    servicer.SubmitGenerations,
+                    request_deserializer=ladr_dot_v1_dot_generations__pb2.SubmitGenerationRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_generations__pb2.SubmitGenerationsResponse.SerializeToString,
+            ),
+            'GetGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetGeneration,
+                    request_deserializer=ladr_dot_v1_dot_generations__pb2.GetGenerationRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_generations__pb2.Generation.SerializeToString,
+            ),
+            'WatchGeneration': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchGeneration,
+                    request_deserializer=ladr_dot_v1_dot_generations__pb2.WatchGenerationRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_generations__pb2.WatchGenerationResponse.SerializeToString,
+            ),
+            'CancelGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelGeneration,
+                    request_deserializer=ladr_dot_v1_dot_generations__pb2.CancelGenerationRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_generations__pb2.Generation.SerializeToString,
+            ),
+            'ListGenerations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGenerations,
+                    request_deserializer=ladr_dot_v1_dot_generations__pb2.ListGenerationsRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_generations__pb2.ListGenerationsResponse.SerializeToString,
+            ),
+            'DeleteGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGeneration,
+                    request_deserializer=ladr_dot_v1_dot_generations__pb2.DeleteGenerationRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+            'RequeueGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequeueGeneration,
+                    request_deserializer=ladr_dot_v1_dot_generations__pb2.RequeueGenerationRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_generations__pb2.Generation.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -326,6 +477,222 @@ class Router(object):
             '/ladr.v1.Router/DrainWorker',
             ladr_dot_v1_dot_router__pb2.DrainWorkerRequest.SerializeToString,
             ladr_dot_v1_dot_router__pb2.WorkerInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ladr.v1.Router/SubmitGeneration',
+            ladr_dot_v1_dot_generations__pb2.SubmitGenerationRequest.SerializeToString,
+            ladr_dot_v1_dot_generations__pb2.Generation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitGenerations(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/ladr.v1.Router/SubmitGenerations',
+            ladr_dot_v1_dot_generations__pb2.SubmitGenerationRequest.SerializeToString,
+            ladr_dot_v1_dot_generations__pb2.SubmitGenerationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ladr.v1.Router/GetGeneration',
+            ladr_dot_v1_dot_generations__pb2.GetGenerationRequest.SerializeToString,
+            ladr_dot_v1_dot_generations__pb2.Generation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ladr.v1.Router/WatchGeneration',
+            ladr_dot_v1_dot_generations__pb2.WatchGenerationRequest.SerializeToString,
+            ladr_dot_v1_dot_generations__pb2.WatchGenerationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ladr.v1.Router/CancelGeneration',
+            ladr_dot_v1_dot_generations__pb2.CancelGenerationRequest.SerializeToString,
+            ladr_dot_v1_dot_generations__pb2.Generation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGenerations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ladr.v1.Router/ListGenerations',
+            ladr_dot_v1_dot_generations__pb2.ListGenerationsRequest.SerializeToString,
+            ladr_dot_v1_dot_generations__pb2.ListGenerationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ladr.v1.Router/DeleteGeneration',
+            ladr_dot_v1_dot_generations__pb2.DeleteGenerationRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequeueGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ladr.v1.Router/RequeueGeneration',
+            ladr_dot_v1_dot_generations__pb2.RequeueGenerationRequest.SerializeToString,
+            ladr_dot_v1_dot_generations__pb2.Generation.FromString,
             options,
             channel_credentials,
             insecure,

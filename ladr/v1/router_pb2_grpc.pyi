@@ -4,8 +4,10 @@ isort:skip_file
 The Router: takes requests, picks a worker for each, and tells what it knows."""
 
 from collections import abc as _abc
+from google.protobuf import empty_pb2 as _empty_pb2
 from grpc import aio as _aio
 from ladr.v1 import generation_pb2 as _generation_pb2
+from ladr.v1 import generations_pb2 as _generations_pb2
 from ladr.v1 import router_pb2 as _router_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -66,6 +68,42 @@ class RouterStub:
     answer).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
+    SubmitGeneration: _grpc.UnaryUnaryMultiCallable[_generations_pb2.SubmitGenerationRequest, _generations_pb2.Generation]
+    """Accepts a job: it is answered though the caller goes away and servers die. When the call returns, the job is in the store;
+    what the store can lose is in docs/durability.md. Errors: INVALID_ARGUMENT, ALREADY_EXISTS (the name belongs to another
+    request; ResourceInfo names it), RESOURCE_EXHAUSTED (as many jobs as may wait, or the store is full; RetryInfo), UNAVAILABLE
+    (the store does not answer; RetryInfo), UNIMPLEMENTED (this router keeps no jobs). Of the further methods on jobs the last
+    two hold as well.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-133)
+    """
+    SubmitGenerations: _grpc.StreamUnaryMultiCallable[_generations_pb2.SubmitGenerationRequest, _generations_pb2.SubmitGenerationsResponse]
+    """Accepts any number of jobs, as fast as the store takes them. A request that is refused does not end the stream. If the
+    stream breaks, those before have been accepted: give the same requests by the same names again. Errors: UNAVAILABLE.
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME each is the same message as of the single call
+    """
+    GetGeneration: _grpc.UnaryUnaryMultiCallable[_generations_pb2.GetGenerationRequest, _generations_pb2.Generation]
+    """One job, with its result if it has one. Errors: NOT_FOUND.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+    """
+    WatchGeneration: _grpc.UnaryStreamMultiCallable[_generations_pb2.WatchGenerationRequest, _generations_pb2.WatchGenerationResponse]
+    """The job, then its answer as it grows, from any offset; ends when the job has ended. Any router that has the store can serve
+    it, also after another was lost. Errors: NOT_FOUND (also if it is deleted meanwhile), RESOURCE_EXHAUSTED (too many watchers;
+    RetryInfo).
+    """
+    CancelGeneration: _grpc.UnaryUnaryMultiCallable[_generations_pb2.CancelGenerationRequest, _generations_pb2.Generation]
+    """Stops a job, also at its worker. One that has ended stays as it is. Errors: NOT_FOUND.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+    """
+    ListGenerations: _grpc.UnaryUnaryMultiCallable[_generations_pb2.ListGenerationsRequest, _generations_pb2.ListGenerationsResponse]
+    """The jobs, in the order in which they were accepted, in pages. Errors: INVALID_ARGUMENT."""
+    DeleteGeneration: _grpc.UnaryUnaryMultiCallable[_generations_pb2.DeleteGenerationRequest, _empty_pb2.Empty]
+    """Forgets a job that has ended, and its result. Errors: NOT_FOUND, FAILED_PRECONDITION (it has not ended: cancel it first).
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME there is nothing left to return (AIP-135)
+    """
+    RequeueGeneration: _grpc.UnaryUnaryMultiCallable[_generations_pb2.RequeueGenerationRequest, _generations_pb2.Generation]
+    """Gives a dead letter its attempts again. Errors: NOT_FOUND, FAILED_PRECONDITION (it is none).
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+    """
 
 @_typing.type_check_only
 class RouterAsyncStub(RouterStub):
@@ -102,6 +140,42 @@ class RouterAsyncStub(RouterStub):
     DrainWorker: _aio.UnaryUnaryMultiCallable[_router_pb2.DrainWorkerRequest, _router_pb2.WorkerInfo]  # type: ignore[assignment]
     """Takes a worker out of service (it finishes what it has), or back into it. Errors: NOT_FOUND, UNAVAILABLE (it does not
     answer).
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+    """
+    SubmitGeneration: _aio.UnaryUnaryMultiCallable[_generations_pb2.SubmitGenerationRequest, _generations_pb2.Generation]  # type: ignore[assignment]
+    """Accepts a job: it is answered though the caller goes away and servers die. When the call returns, the job is in the store;
+    what the store can lose is in docs/durability.md. Errors: INVALID_ARGUMENT, ALREADY_EXISTS (the name belongs to another
+    request; ResourceInfo names it), RESOURCE_EXHAUSTED (as many jobs as may wait, or the store is full; RetryInfo), UNAVAILABLE
+    (the store does not answer; RetryInfo), UNIMPLEMENTED (this router keeps no jobs). Of the further methods on jobs the last
+    two hold as well.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-133)
+    """
+    SubmitGenerations: _aio.StreamUnaryMultiCallable[_generations_pb2.SubmitGenerationRequest, _generations_pb2.SubmitGenerationsResponse]  # type: ignore[assignment]
+    """Accepts any number of jobs, as fast as the store takes them. A request that is refused does not end the stream. If the
+    stream breaks, those before have been accepted: give the same requests by the same names again. Errors: UNAVAILABLE.
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME each is the same message as of the single call
+    """
+    GetGeneration: _aio.UnaryUnaryMultiCallable[_generations_pb2.GetGenerationRequest, _generations_pb2.Generation]  # type: ignore[assignment]
+    """One job, with its result if it has one. Errors: NOT_FOUND.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+    """
+    WatchGeneration: _aio.UnaryStreamMultiCallable[_generations_pb2.WatchGenerationRequest, _generations_pb2.WatchGenerationResponse]  # type: ignore[assignment]
+    """The job, then its answer as it grows, from any offset; ends when the job has ended. Any router that has the store can serve
+    it, also after another was lost. Errors: NOT_FOUND (also if it is deleted meanwhile), RESOURCE_EXHAUSTED (too many watchers;
+    RetryInfo).
+    """
+    CancelGeneration: _aio.UnaryUnaryMultiCallable[_generations_pb2.CancelGenerationRequest, _generations_pb2.Generation]  # type: ignore[assignment]
+    """Stops a job, also at its worker. One that has ended stays as it is. Errors: NOT_FOUND.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+    """
+    ListGenerations: _aio.UnaryUnaryMultiCallable[_generations_pb2.ListGenerationsRequest, _generations_pb2.ListGenerationsResponse]  # type: ignore[assignment]
+    """The jobs, in the order in which they were accepted, in pages. Errors: INVALID_ARGUMENT."""
+    DeleteGeneration: _aio.UnaryUnaryMultiCallable[_generations_pb2.DeleteGenerationRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Forgets a job that has ended, and its result. Errors: NOT_FOUND, FAILED_PRECONDITION (it has not ended: cancel it first).
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME there is nothing left to return (AIP-135)
+    """
+    RequeueGeneration: _aio.UnaryUnaryMultiCallable[_generations_pb2.RequeueGenerationRequest, _generations_pb2.Generation]  # type: ignore[assignment]
+    """Gives a dead letter its attempts again. Errors: NOT_FOUND, FAILED_PRECONDITION (it is none).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
 
@@ -173,6 +247,90 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_router_pb2.WorkerInfo, _abc.Awaitable[_router_pb2.WorkerInfo]]:
         """Takes a worker out of service (it finishes what it has), or back into it. Errors: NOT_FOUND, UNAVAILABLE (it does not
         answer).
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+        """
+
+    @_abc_1.abstractmethod
+    def SubmitGeneration(
+        self,
+        request: _generations_pb2.SubmitGenerationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generations_pb2.Generation, _abc.Awaitable[_generations_pb2.Generation]]:
+        """Accepts a job: it is answered though the caller goes away and servers die. When the call returns, the job is in the store;
+        what the store can lose is in docs/durability.md. Errors: INVALID_ARGUMENT, ALREADY_EXISTS (the name belongs to another
+        request; ResourceInfo names it), RESOURCE_EXHAUSTED (as many jobs as may wait, or the store is full; RetryInfo), UNAVAILABLE
+        (the store does not answer; RetryInfo), UNIMPLEMENTED (this router keeps no jobs). Of the further methods on jobs the last
+        two hold as well.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-133)
+        """
+
+    @_abc_1.abstractmethod
+    def SubmitGenerations(
+        self,
+        request_iterator: _MaybeAsyncIterator[_generations_pb2.SubmitGenerationRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_generations_pb2.SubmitGenerationsResponse, _abc.Awaitable[_generations_pb2.SubmitGenerationsResponse]]:
+        """Accepts any number of jobs, as fast as the store takes them. A request that is refused does not end the stream. If the
+        stream breaks, those before have been accepted: give the same requests by the same names again. Errors: UNAVAILABLE.
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME each is the same message as of the single call
+        """
+
+    @_abc_1.abstractmethod
+    def GetGeneration(
+        self,
+        request: _generations_pb2.GetGenerationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generations_pb2.Generation, _abc.Awaitable[_generations_pb2.Generation]]:
+        """One job, with its result if it has one. Errors: NOT_FOUND.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+        """
+
+    @_abc_1.abstractmethod
+    def WatchGeneration(
+        self,
+        request: _generations_pb2.WatchGenerationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_generations_pb2.WatchGenerationResponse], _abc.AsyncIterator[_generations_pb2.WatchGenerationResponse]]:
+        """The job, then its answer as it grows, from any offset; ends when the job has ended. Any router that has the store can serve
+        it, also after another was lost. Errors: NOT_FOUND (also if it is deleted meanwhile), RESOURCE_EXHAUSTED (too many watchers;
+        RetryInfo).
+        """
+
+    @_abc_1.abstractmethod
+    def CancelGeneration(
+        self,
+        request: _generations_pb2.CancelGenerationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generations_pb2.Generation, _abc.Awaitable[_generations_pb2.Generation]]:
+        """Stops a job, also at its worker. One that has ended stays as it is. Errors: NOT_FOUND.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+        """
+
+    @_abc_1.abstractmethod
+    def ListGenerations(
+        self,
+        request: _generations_pb2.ListGenerationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generations_pb2.ListGenerationsResponse, _abc.Awaitable[_generations_pb2.ListGenerationsResponse]]:
+        """The jobs, in the order in which they were accepted, in pages. Errors: INVALID_ARGUMENT."""
+
+    @_abc_1.abstractmethod
+    def DeleteGeneration(
+        self,
+        request: _generations_pb2.DeleteGenerationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Forgets a job that has ended, and its result. Errors: NOT_FOUND, FAILED_PRECONDITION (it has not ended: cancel it first).
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME there is nothing left to return (AIP-135)
+        """
+
+    @_abc_1.abstractmethod
+    def RequeueGeneration(
+        self,
+        request: _generations_pb2.RequeueGenerationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generations_pb2.Generation, _abc.Awaitable[_generations_pb2.Generation]]:
+        """Gives a dead letter its attempts again. Errors: NOT_FOUND, FAILED_PRECONDITION (it is none).
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
         """
 

@@ -63,6 +63,16 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc 
                     return await inner(_decoded(decode, raw), context)
 
             return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
+        if handler.stream_unary:
+            whole = handler.stream_unary
+
+            async def collected(requests: Any, context: Any) -> Any:
+                async with self._call(details.method, context):
+                    return await whole(requests, context)
+
+            return grpc.stream_unary_rpc_method_handler(
+                collected, handler.request_deserializer, handler.response_serializer
+            )
 
         inner = handler.unary_stream or handler.stream_stream
         many = handler.unary_stream is None
@@ -151,6 +161,11 @@ def unary_method(method: Any, request: Any) -> grpc.RpcMethodHandler:
 def stream_method(method: Any, request: Any) -> grpc.RpcMethodHandler:
     """Handler of a method that takes one message of the class `request` and gives a stream."""
     return grpc.unary_stream_rpc_method_handler(method, request.FromString, _serialize)
+
+
+def collecting_method(method: Any, request: Any) -> grpc.RpcMethodHandler:
+    """Handler of a method that takes a stream of the class `request` and gives one message."""
+    return grpc.stream_unary_rpc_method_handler(method, request.FromString, _serialize)
 
 
 def _serialize(message: Any) -> bytes:

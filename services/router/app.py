@@ -14,6 +14,8 @@ from ladr.routing.router import Router
 from ladr.v1 import metrics_pb2
 from services.common.server import NOT_SERVING, SERVING, Server, serve
 from services.router.collector import RouterCollector
+from services.router.jobs import parts
+from services.router.jobs.servicer import JobsServicer
 from services.router.listener import Listener
 from services.router.routes import Routes
 from services.router.scaling import Scaling
@@ -55,7 +57,10 @@ class App:
         )
         self.listener = Listener(settings.bus, self._hear, self.router.board.lost)
         self.server.registry.register(RouterCollector(self.router, self.routes, self.scaling))
-        self.server.add(NAME, RouterServicer(self.router, self.routes, self.scaling).handlers())
+        self.jobs = parts.make(settings.jobs, self.router, self.server.registry, make_id)
+        servicer = RouterServicer(self.router, self.routes, self.scaling)
+        jobs_servicer = JobsServicer(self.jobs.jobs if self.jobs else None)
+        self.server.add(NAME, {**servicer.handlers(), **jobs_servicer.handlers()})
         self.serving = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -64,9 +69,13 @@ class App:
         Raises: CannotStart: a port is in use.
         """
         background = [self.listener.run, self._tick_for_ever, self.tuning.run]
+        if self.jobs:
+            background.append(self.jobs.dispatcher.run)
         try:
             await serve(self.server, stop, started=self._started, background=background, before_stop=self._drain)
         finally:
+            if self.jobs:
+                await self.jobs.store.close()
             await self.router.close()
 
     async def _started(self) -> None:
@@ -77,6 +86,9 @@ class App:
     async def _drain(self) -> None:
         self.routes.close()
         self.scaling.close()
+        if self.jobs:
+            self.jobs.dispatcher.stop_taking()
+            self.jobs.jobs.close()
 
     def _hear(self, update: metrics_pb2.FleetUpdate) -> None:
         self.router.board.hear(update, time.monotonic())

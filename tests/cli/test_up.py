@@ -264,6 +264,29 @@ async def test_a_killed_supervisor_takes_its_children_along(tmp_path: Path) -> N
         assert await gone(mesh.pids, within_s=10)
 
 
+async def test_accepted_jobs_outlive_a_mesh_that_is_killed(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    here = {"LADR_ROUTER__PORT": str(port), "XDG_STATE_HOME": str(tmp_path / "state")}
+    names = [f"job-{n}" for n in range(50)]
+    async with up(tmp_path, "--workers", "1", **here, LADR_WORKER__SIMULATED__STEP="100ms") as mesh:
+        await mesh.ready()
+        async with ladr.Client(mesh.router) as client:
+            answer = await client.submit_generations(ladr.job_request("hello", request_id=name) for name in names)
+            assert answer.accepted == 50
+        os.kill(mesh.process.pid, signal.SIGKILL)
+        await mesh.process.wait()
+        assert await gone(mesh.pids, 10)
+    assert (tmp_path / "state" / "ladr" / str(port) / "jobs.db").stat().st_mode & 0o777 == 0o600
+    async with up(tmp_path, "--workers", "1", **here) as mesh:
+        await mesh.ready()
+        async with ladr.Client(mesh.router) as client, asyncio.timeout(60):
+            for name in names:
+                *_, last = [news async for news in client.watch_generation(name)]
+                assert last.generation.result.finished.usage.completion_tokens == 5
+
+
 async def test_a_supervisor_that_is_killed_while_it_starts_takes_its_children_along(tmp_path: Path) -> None:
     for wait_s in (0.0, 0.1, 0.3):
         async with up(tmp_path) as mesh:
