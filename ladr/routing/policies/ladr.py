@@ -73,7 +73,7 @@ class _Costs(dict[Candidate, float]):
 class Ladr(Policy):
     """Costs are kept up to date as workers change, so that a pick is one scan of a table, that of the prompt's size."""
 
-    knobs = (Knob("growth", 0.25, 8.0, log=True), Knob("hold", 0.0, 16.0, whole=True))
+    knobs = (Knob("growth", 0.25, 8.0, log=True), Knob("hold", 0.0, 4.0, whole=True))
     waits = True
 
     def __init__(self, growth: float, hold: int, noise: float, dimensions: Sequence[Dimension]) -> None:

@@ -25,9 +25,10 @@ LEAST = 8  # before anything is believed
 GRID = 32  # values of a numeric knob that are considered, with two of them
 MAX_GRID = 4096
 STEP = 0.25  # of a knob's range, at most, in one change
+FIRST_STEP = 0.15  # the same, while nothing is known
 MARGIN = 0.02  # a change must promise so much less, as a share
 WORSE = 0.15  # and is undone if it brings so much more than expected without it
-_BOLD = 1.0  # deviations below the mean that are hoped for
+_SHY = 0.25  # deviations over the mean that a change must be able to bear: it costs users, so curiosity alone is no reason
 _MOST_LOAD = 2.0
 
 
@@ -109,16 +110,16 @@ class Tuner:
         """Before anything is known: a small random step from the trusted parameters, every other window."""
         if self._total % 2 == 0 or not self._applies:
             return self._go(self._trusted, "learning")
-        near = list(self._near(self._trusted))
+        near = list(self._near(self._trusted, FIRST_STEP))
         return self._go(self._rng.choice(near), "learning")
 
     def _seek(self, load: float) -> Decision:
         here = self._trusted
-        near = [here, *self._near(here)]
+        near = [here, *self._near(here, STEP)]
         means, deviations = self._expect(near, load)
-        hopes = means - _BOLD * deviations
-        best = int(np.argmin(hopes))
-        if not best or hopes[best] > means[0] + np.log1p(-MARGIN):
+        feared = means + _SHY * deviations
+        best = int(np.argmin(feared))
+        if not best or feared[best] > means[0] + np.log1p(-MARGIN):
             return self._go(here, "kept", 1.0)
         return self._go(near[best], "changed", float(np.exp(means[best] - means[0])))
 
@@ -141,14 +142,14 @@ class Tuner:
     def _point(self, parameters: Mapping[str, float], load: float) -> list[float]:
         return [*(knob.share(parameters[knob.name]) for knob in self._knobs), min(load, _MOST_LOAD) / _MOST_LOAD]
 
-    def _near(self, here: Mapping[str, float]) -> Iterator[dict[str, float]]:
+    def _near(self, here: Mapping[str, float], step: float) -> Iterator[dict[str, float]]:
         """A grid of parameters within a step of these and within their bounds."""
         count = min(GRID, int(MAX_GRID ** (1 / len(self._knobs))))
         axes = [
             [
                 knob.value(share)
                 for share in (n / (count - 1) for n in range(count))
-                if abs(share - knob.share(here[knob.name])) <= STEP
+                if abs(share - knob.share(here[knob.name])) <= step
             ]
             or [here[knob.name]]
             for knob in self._knobs
