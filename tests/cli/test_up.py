@@ -391,9 +391,9 @@ async def test_workers_come_and_go_with_the_load_and_no_request_is_lost(tmp_path
             assert most > 1
             assert len({answer.worker_id for answer in answers}) > 1
             async with asyncio.timeout(30):
-                while len([info for info in await client.list_workers() if info.eligible]) > 1:  # noqa: ASYNC110  # other processes
+                while len([info for info in await client.list_workers() if info.eligible]) >= most:  # noqa: ASYNC110  # other processes
                     await asyncio.sleep(0.1)
-        mesh.process.terminate()
+        mesh.process.terminate()  # also while one that joined is still there
         assert await mesh.ended() == 0
 
 

@@ -28,7 +28,9 @@ STEP = 0.25  # of a knob's range, at most, in one change
 FIRST_STEP = 0.15  # the same, while nothing is known
 MARGIN = 0.02  # a change must promise so much less, as a share
 WORSE = 0.15  # and is undone if it brings so much more than expected without it
-_SHY = 0.25  # deviations over the mean that a change must be able to bear: it costs users, so curiosity alone is no reason
+_SHY = (
+    0.25  # deviations over the mean that a change must be able to bear: it costs users, so curiosity alone is no reason
+)
 _MOST_LOAD = 2.0
 
 
