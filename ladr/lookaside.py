@@ -42,7 +42,7 @@ class LookAside:
     Args: open_channel: gives the channel to the router. edge: metadata for what the router itself is asked for.
     """
 
-    def __init__(self, open_channel: Callable[[], Any], address: str, edge: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, open_channel: Callable[[], Any], address: str, edge: tuple[tuple[str, str], ...] = ()) -> None:
         self._edge = edge
         self._ask_router: frozenset[str] = frozenset()
         self._open_channel = open_channel

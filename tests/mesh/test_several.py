@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from ladr.v1 import generation_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.load import Load, ask, channel_to, eligible
+from tests.load import Load, ask, channel_to, eligible, until
 from tests.processes import SIMULATED, Process, mesh
 from tests.redis_server import RedisServer
 
@@ -71,6 +71,7 @@ async def test_the_time_to_the_first_token_is_that_of_the_first_token_everywhere
 async def test_a_worker_restarted_many_times_leaves_one_series_a_metric() -> None:
     async with mesh(1) as m, channel_to(m.router.address) as channel:
         await eligible(channel, "worker-1")
+        await until(lambda: 'worker="' in m.router.scrape(), 5, "the worker on the page")
         before = m.router.scrape().count('worker="')
         for _ in range(5):
             m.workers[0].send(signal.SIGKILL)
