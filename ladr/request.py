@@ -13,7 +13,15 @@ _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "logprobs")
 _PLAIN = ("model", "raw", "session_id", "request_id", "fairness_key")
 
 
+MAX_ID_BYTES = 128
 EDGE_LATENCY = "ladr-edge-latency-ms"  # metadata: how long the client's own way to the router takes, as it measures it
+
+
+def check_ids(request: pb.GenerateRequest) -> None:
+    """What routers and workers refuse of a request's names. Raises: InvalidRequest: one is too long."""
+    for name in ("session_id", "request_id", "fairness_key"):
+        if len(getattr(request, name).encode()) > MAX_ID_BYTES:
+            raise InvalidRequest(f"{name} may have {MAX_ID_BYTES} bytes at most", field=name)
 
 
 def edge_metadata(edge_latency: float | None) -> tuple[tuple[str, str], ...]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush
 
+from ladr.v1 import generation_pb2
+
 MAX_KEYS = 4096  # of the fair order; a key that is forgotten begins anew
 
 
@@ -22,6 +24,17 @@ class Priority(IntEnum):
     HIGH = 0
     NORMAL = 1
     BATCH = 2
+
+
+_CLASSES: dict[int, Priority] = {
+    generation_pb2.PRIORITY_HIGH: Priority.HIGH,
+    generation_pb2.PRIORITY_BATCH: Priority.BATCH,
+}
+
+
+def class_of(priority: int) -> Priority:
+    """The class of a ladr.v1.Priority; normal for none and for one that this version does not know."""
+    return _CLASSES.get(priority, Priority.NORMAL)
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from ladr.config import RouterSettings
 from ladr.errors import LadrError, TooLate
 from ladr.routing.cascade import without_logprobs
-from ladr.routing.orders import Priority
+from ladr.routing.orders import Priority, class_of
 from ladr.routing.policy import Ask
 from ladr.routing.row import Row
 from ladr.routing.transcript import Transcript
@@ -21,11 +21,6 @@ from ladr.v1 import generation_pb2
 
 LONG_AGO_S = -1e9
 _sequence = itertools.count()
-_PRIORITY: dict[int, Priority] = {
-    generation_pb2.PRIORITY_HIGH: Priority.HIGH,
-    generation_pb2.PRIORITY_NORMAL: Priority.NORMAL,
-    generation_pb2.PRIORITY_BATCH: Priority.BATCH,
-}
 
 
 def _too_late(hint: timedelta) -> LadrError:
@@ -90,7 +85,7 @@ class Request:
             deadline_s=slo_s if self.refuse_s is None else min(slo_s, self.refuse_s),
             tokens=ask.prompt_tokens + ask.answer_tokens,
             key=self.head.fairness_key,
-            priority=_PRIORITY.get(self.head.priority, Priority.NORMAL),
+            priority=class_of(self.head.priority),
             ask=ask,
             tried=tried,
             strict=strict,

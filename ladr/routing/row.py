@@ -45,7 +45,6 @@ class Row:
         "_revision",
         "_sends",
         "_stages",
-        "_told_s",
         "breaker",
         "depth",
         "failed_s",
@@ -92,7 +91,6 @@ class Row:
         self.record = Record()
         self._draining_at = -1  # sequence number of the newest report when it refused a request as draining
         self._revision = 0
-        self._told_s = float("-inf")
         self._sends: deque[tuple[float, int]] = deque()  # (when, prompt tokens) of those that it has not told of yet
         self._ends: deque[float] = deque()
         self._latency = Ema(theta)
@@ -245,7 +243,7 @@ class Row:
         self._renew()
 
     def broke(self, now_s: float) -> None:
-        """Its engine failed before the first token: once may be the request's fault, in a row it is the worker's."""
+        """Its engine failed on a request: once may be the request's fault, in a row it is the worker's."""
         self.breaker.failed(now_s)
         self.record.add(True, now_s)
         self._renew()

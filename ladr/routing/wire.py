@@ -11,11 +11,11 @@ from enum import IntEnum
 from google.protobuf.message import DecodeError
 
 from ladr.errors import InvalidRequest
+from ladr.request import check_ids
 from ladr.routing.policy import PREFIX_BLOCK_TOKENS
 from ladr.v1 import generation_pb2
 
 MAX_CHAT_MESSAGES = 4096
-MAX_ID_BYTES = 128
 BYTES_PER_TOKEN = 4  # about
 BLOCK_BYTES = PREFIX_BLOCK_TOKENS * BYTES_PER_TOKEN
 MAX_BLOCKS = 128
@@ -88,9 +88,7 @@ def request_head(request: bytes) -> Head:
         raise InvalidRequest(f"give at most {MAX_CHAT_MESSAGES} messages", field="messages")
     if said.HasField("continuation"):
         raise InvalidRequest("only a router gives a continuation; leave it out", field="continuation")
-    for name in ("session_id", "request_id", "fairness_key"):
-        if len(getattr(said, name).encode()) > MAX_ID_BYTES:
-            raise InvalidRequest(f"{name} may have {MAX_ID_BYTES} bytes at most", field=name)
+    check_ids(said)
     size = len(prompt) + sum(end - begin for begin, end in messages)
     within: timedelta | None = None
     if said.HasField("first_token_within"):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from ladr.config import RouterSettings
-from ladr.errors import Draining, Overloaded
 from ladr.routing.board import Scoreboard
 from ladr.routing.policy import Policy
 from ladr.routing.row import Row
 from ladr.routing.score import relative_latencies, score
 from ladr.v1 import router_pb2
+from services.router.watchers import Watchers
 
 MAX_WATCHERS = 1024
 _UNWATCHED_S = 1.0  # how often a table is made for /metrics alone
@@ -51,8 +50,7 @@ class Routes:
         self._policy = policy
         self._main = main
         self._settings = settings
-        self._news = asyncio.Event()
-        self._closed = False
+        self._watchers = Watchers(MAX_WATCHERS)
         self._watching = {False: 0, True: 0}  # with reports or without
         self._rows = {False: _Rows(), True: _Rows()}
         self._tables: dict[tuple[str, bool, bool], bytes] = {}
@@ -74,8 +72,7 @@ class Routes:
         self.fresh()
         for reports, watchers in self._watching.items():
             self._rows[reports] = self._encode(reports, self._rows[reports]) if watchers else _Rows()
-        self._news.set()
-        self._news = asyncio.Event()
+        self._watchers.tell()
 
     def fresh(self) -> router_pb2.RouteTable:
         """The table of this tick."""
@@ -86,32 +83,30 @@ class Routes:
 
     def close(self) -> None:
         """End all watches with Draining: their watchers go to another router."""
-        self._closed = True
-        self._news.set()
+        self._watchers.close()
 
     async def watch(self, model: str, reports: bool = False, changes_only: bool = False) -> AsyncGenerator[bytes]:
         """Serialized tables for ever, the present one first; only workers where `model` is ready, if it is not empty.
 
         Raises: Overloaded: a watcher too many. Draining: the router is going away.
         """
-        if sum(self._watching.values()) >= MAX_WATCHERS:
-            raise Overloaded("the router has all the watchers that it may have", retry_after=timedelta(seconds=1))
-        self._watching[reports] += 1
-        try:
-            self.fresh()
-            if not self._rows[reports].encoded:
-                self._rows[reports] = self._encode(reports, self._rows[reports])
-            seen = 0
-            while not self._closed:
-                news = self._news
-                version = self.table.version
-                partial = changes_only and seen == version - 1 > 0
-                seen = version
-                yield self._table(model, reports, partial)
-                await news.wait()
-            raise Draining("this router is going away; watch another")
-        finally:
-            self._watching[reports] -= 1
+        with self._watchers.one():
+            self._watching[reports] += 1
+            try:
+                self.fresh()
+                if not self._rows[reports].encoded:
+                    self._rows[reports] = self._encode(reports, self._rows[reports])
+                seen = 0
+                while not self._watchers.closed:
+                    news = self._watchers.news
+                    version = self.table.version
+                    partial = changes_only and seen == version - 1 > 0
+                    seen = version
+                    yield self._table(model, reports, partial)
+                    await news.wait()
+                raise self._watchers.leaves()
+            finally:
+                self._watching[reports] -= 1
 
     def _make(self) -> router_pb2.RouteTable:
         """Rows with their scores; weights are of the policy, over the eligible ones."""

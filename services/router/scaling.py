@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from collections.abc import AsyncGenerator, Callable
 from datetime import timedelta
@@ -10,10 +9,10 @@ from datetime import timedelta
 import structlog
 
 from ladr.config import RouterSettings
-from ladr.errors import Draining, Overloaded
 from ladr.routing.router import Router
 from ladr.v1 import router_pb2
 from services.router.scale import COOLING, IDLE, SLO, STEADY, UNEVEN, WAITING, Scale, Seen
+from services.router.watchers import Watchers
 
 log = structlog.get_logger()
 
@@ -40,9 +39,7 @@ class Scaling:
         self._settings = settings
         self._misses = misses
         self._scales: dict[str, Scale] = {}
-        self._news = asyncio.Event()
-        self._closed = False
-        self._watchers = 0
+        self._watchers = Watchers(MAX_WATCHERS)
         self.advice: dict[str, router_pb2.ScaleAdvice] = {}
 
     def tick(self, now_s: float) -> None:
@@ -75,8 +72,7 @@ class Scaling:
                     log.info("scale", model=model, workers=seen.workers, wanted=advice.wanted, reason=advice.reason)
             self.advice[model] = made
         if changed:
-            self._news.set()
-            self._news = asyncio.Event()
+            self._watchers.tell()
 
     def utilization(self) -> float:
         """Share of all slots in use, waiting requests included."""
@@ -84,21 +80,17 @@ class Scaling:
 
     def close(self) -> None:
         """End all watches with Draining."""
-        self._closed = True
-        self._news.set()
+        self._watchers.close()
 
     async def watch(self, model: str) -> AsyncGenerator[router_pb2.ScaleAdvice]:
         """The advice for each model, or for one, and then each that says something else.
 
         Raises: Overloaded: a watcher too many. Draining: the router is going away.
         """
-        if self._watchers >= MAX_WATCHERS:
-            raise Overloaded("the router has all the watchers that it may have", retry_after=timedelta(seconds=1))
-        self._watchers += 1
         told: dict[str, tuple[int, int, int]] = {}
-        try:
-            while not self._closed:
-                news = self._news
+        with self._watchers.one():
+            while not self._watchers.closed:
+                news = self._watchers.news
                 for name, advice in list(self.advice.items()):
                     if model in ("", name) and told.get(name) != _said(advice):
                         told[name] = _said(advice)
@@ -107,9 +99,7 @@ class Scaling:
                     del told[name]
                     yield router_pb2.ScaleAdvice(model=name, reason=router_pb2.SCALE_REASON_IDLE)
                 await news.wait()
-            raise Draining("this router is going away; watch another")
-        finally:
-            self._watchers -= 1
+            raise self._watchers.leaves()
 
     def _see(self, model: str, now_s: float) -> Seen:
         """What goes on with a model. The time that a request takes is the tokens of an answer at the workers' mean pace."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ladr.errors import InvalidRequest
+from ladr.request import check_ids
 from ladr.v1 import generation_pb2
 from services.worker.engine import Continuation, EngineRequest, Message, Sampling
 
 ROLES = ("system", "user", "assistant", "tool")
-MAX_ID_BYTES = 128
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_LOGPROBS = 20
@@ -19,9 +19,7 @@ def engine_request(request: generation_pb2.GenerateRequest, model: str) -> Engin
 
     Raises: InvalidRequest: `field` names what is wrong.
     """
-    for name in ("session_id", "request_id", "fairness_key"):
-        if len(getattr(request, name).encode()) > MAX_ID_BYTES:
-            raise InvalidRequest(f"{name} may have {MAX_ID_BYTES} bytes at most", field=name)
+    check_ids(request)
     messages = tuple(Message(_role(m.role, i), m.content) for i, m in enumerate(request.messages))
     if messages and request.prompt:
         raise InvalidRequest("give either prompt or messages, not both", field="prompt")

@@ -14,6 +14,7 @@ from opentelemetry import trace
 
 from ladr.config import WorkerSettings
 from ladr.errors import CannotResume, Draining, EngineFailed, InvalidRequest, LadrError, NotFound
+from ladr.routing.orders import class_of
 from ladr.v1 import fleet_pb2, generation_pb2
 from services.common.telemetry import tracer
 from services.worker.engine import End, Engine, EngineRequest, Gauges, Piece
@@ -29,13 +30,6 @@ from services.worker.text import about_tokens
 log = structlog.get_logger()
 
 BEAT_S = 0.05
-# Lower goes first.
-_PRIORITY = {
-    generation_pb2.PRIORITY_HIGH: 0,
-    generation_pb2.PRIORITY_UNSPECIFIED: 1,
-    generation_pb2.PRIORITY_NORMAL: 1,
-    generation_pb2.PRIORITY_BATCH: 2,
-}
 
 
 class Worker:
@@ -97,7 +91,7 @@ class Worker:
             raise Draining("this worker is draining; ask another")
         with self.models.use(request.model) as model:
             wanted = engine_request(request, model)
-            ticket = self.slots.enter(_PRIORITY.get(request.priority, 1), self._wait_hint(), about_tokens(wanted))
+            ticket = self.slots.enter(class_of(request.priority), self._wait_hint(), about_tokens(wanted))
             load = self.slots.load
             outbox = Outbox(self.settings.batch_tokens, self.settings.batch_delay.total_seconds())
             pump = asyncio.create_task(self._pump(wanted, ticket, times, outbox))

@@ -11,13 +11,15 @@ from typing import Any
 from google.protobuf.message import Message
 from opentelemetry import trace
 
-from ladr.errors import Draining, InvalidRequest, LadrError, NotFound, Overloaded, WrongState
-from ladr.routing.wire import MAX_ID_BYTES, request_head
+from ladr.errors import InvalidRequest, LadrError, NotFound, WrongState
+from ladr.request import MAX_ID_BYTES
+from ladr.routing.wire import request_head
 from ladr.tracing import span_metadata
 from ladr.v1 import generation_pb2, generations_pb2
 from services.router.jobs.dispatcher import Dispatcher
 from services.router.jobs.machine import Cancel, Job, Refused, Requeue, State
-from services.router.jobs.store import RETRY_AFTER, Draft, Kept, Store
+from services.router.jobs.store import Draft, Kept, Store
+from services.router.watchers import Watchers
 
 MAX_WATCHERS = 1024
 MAX_REFUSALS = 100
@@ -43,12 +45,11 @@ class Jobs:
         self._store = store
         self._dispatcher = dispatcher
         self._make_id = make_id
-        self._watchers = 0
-        self._closed = False
+        self._watchers = Watchers(MAX_WATCHERS)
 
     def close(self) -> None:
         """End the watches: another router goes on with them."""
-        self._closed = True
+        self._watchers.close()
 
     async def submit(self, request: generations_pb2.SubmitGenerationRequest) -> generations_pb2.Generation:
         """Keep a job. Raises: InvalidRequest, AlreadyExists, Overloaded, JobsUnavailable."""
@@ -96,10 +97,7 @@ class Jobs:
         self, job_id: str, attempt: int, offset: int
     ) -> AsyncGenerator[generations_pb2.WatchGenerationResponse]:
         """The job and its answer as it grows. Raises: NotFound, Overloaded, Draining, JobsUnavailable."""
-        if self._watchers >= MAX_WATCHERS:
-            raise Overloaded("the router has all the watchers that it may have", retry_after=RETRY_AFTER)
-        self._watchers += 1
-        try:
+        with self._watchers.one():
             view = _View(attempt, offset)
             pause_s, longest_s = _POLL_S
             while True:
@@ -116,13 +114,11 @@ class Jobs:
                     return
                 for message in news:
                     yield message
-                if self._closed:
-                    raise Draining("this router is going away; watch at another")
+                if self._watchers.closed:
+                    raise self._watchers.leaves()
                 if len(pieces) < _PIECES:
                     pause_s = _POLL_S[0] if news else min(2 * pause_s, longest_s)
                     await asyncio.sleep(pause_s)
-        finally:
-            self._watchers -= 1
 
     async def cancel(self, job_id: str) -> generations_pb2.Generation:
         """Stop a job. Raises: NotFound, JobsUnavailable."""
@@ -235,7 +231,7 @@ class Jobs:
             try:
                 return await look()
             except LadrError:
-                if time.monotonic() > until_s or self._closed:
+                if time.monotonic() > until_s or self._watchers.closed:
                     raise
                 await asyncio.sleep(_POLL_S[1])
 
