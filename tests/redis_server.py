@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from types import TracebackType
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from tests.ports import free_port
 
 _START_S = 10.0
 
@@ -28,7 +29,7 @@ class RedisServer:
         self._appendonly = appendonly
         self._process: subprocess.Popen[bytes] | None = None
         self.password = secrets.token_urlsafe(16)
-        self.port = _free_port()
+        self.port = free_port()
 
     @property
     def url(self) -> str:
@@ -98,10 +99,3 @@ class RedisServer:
                 return bool(client.ping())
         except redis.RedisError:
             return False
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import ladr
+from tests.ports import free_port
 
 BIN = Path(sys.executable).parent
 LADR = [sys.executable, "-m", "ladr"]
@@ -265,9 +266,7 @@ async def test_a_killed_supervisor_takes_its_children_along(tmp_path: Path) -> N
 
 
 async def test_accepted_jobs_outlive_a_mesh_that_is_killed(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     here = {"LADR_ROUTER__PORT": str(port), "XDG_STATE_HOME": str(tmp_path / "state")}
     names = [f"job-{n}" for n in range(50)]
     async with up(tmp_path, "--workers", "1", **here, LADR_WORKER__SIMULATED__STEP="100ms") as mesh:

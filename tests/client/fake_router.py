@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from grpc_status import rpc_status
 from ladr.errors import LadrError, NotFound
 from ladr.status import to_status
 from ladr.v1 import fleet_pb2, generation_pb2, router_pb2, router_pb2_grpc
+from tests.ports import free_port
 
 
 def started(attempt: int = 1, worker: str = "w1") -> generation_pb2.GenerateResponse:
@@ -168,6 +168,4 @@ def say() -> Any:
 @pytest.fixture
 def dead_address() -> str:
     """Where nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"

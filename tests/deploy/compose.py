@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -65,13 +64,6 @@ def defaults(name: str) -> Server:
     """The settings of a section where nothing is set."""
     found: Server = getattr(Settings(), name)
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 class Local:

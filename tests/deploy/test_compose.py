@@ -16,8 +16,9 @@ import yaml
 from ladr import config
 from ladr.v1 import generation_pb2, router_pb2_grpc
 from tests.deploy import dockerfile
-from tests.deploy.compose import FILE, Local, defaults, free_port, interpolated, required_variables, section, services
+from tests.deploy.compose import FILE, Local, defaults, interpolated, required_variables, section, services
 from tests.load import channel_to, eligible
+from tests.ports import free_port
 from tests.processes import ROOT
 
 BIN = Path(sys.executable).parent

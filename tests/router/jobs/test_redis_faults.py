@@ -14,6 +14,7 @@ from ladr.errors import JobsUnavailable, Overloaded
 from ladr.v1 import generations_pb2 as pb
 from services.router.jobs.machine import Limits, Succeed
 from services.router.jobs.store import Store, Taken
+from tests.ports import free_port
 from tests.redis_server import RedisServer
 from tests.router.jobs.stores import draft, everything, redis_home, submit
 from tests.router.jobs.test_jobs import SLOW, asked, ended, serving
@@ -135,7 +136,8 @@ async def test_consumers_of_routers_that_are_gone_are_taken_away_once_they_hold_
 
 
 async def test_every_step_stays_within_one_slot_of_a_cluster(tmp_path: Path) -> None:
-    with RedisServer(tmp_path, config="cluster-enabled yes\ncluster-require-full-coverage no\n") as server:
+    config = f"cluster-enabled yes\ncluster-port {free_port()}\ncluster-require-full-coverage no\n"
+    with RedisServer(tmp_path, config=config) as server:
         with server.client() as client:
             client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
             for _ in range(200):
