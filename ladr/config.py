@@ -15,9 +15,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationError
 
 from ladr.channel import BUS_MESSAGE_BYTES
+from ladr.config_base import Section, Server
+from ladr.config_distiller import DistillerSettings
 from ladr.config_sources import (
     ConfigError,
     Loc,
@@ -44,28 +46,31 @@ from ladr.config_types import (
     duration_text,
 )
 
-__all__ = ["ConfigError", "Section", "Settings", "default_worker_id", "env_name", "load", "plain"]
+__all__ = [
+    "ConfigError",
+    "DistillerSettings",
+    "Section",
+    "Server",
+    "Settings",
+    "default_worker_id",
+    "env_name",
+    "load",
+    "plain",
+]
+    "ConfigError",
+    "DistillerSettings",
+    "Section",
+    "Server",
+    "Settings",
+    "default_worker_id",
+    "env_name",
+    "load",
+    "plain",
+]
 
 DimensionName = Annotated[str, Field(pattern=r"^(kv|stages|edge|draft|prefix|session|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
 
 DEFAULT_FILE = "ladr.yaml"
-
-
-class Section(BaseModel):
-    """A group of settings; frozen, and without keys that nobody reads."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Server(Section):
-    """What every server has."""
-
-    host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
-    http_host: str = Field("", description="address of /metrics to listen on; empty: the same")
-    port: Port = Field(0, description="gRPC port; 0 takes a free one")
-    http_port: Port = Field(0, description="HTTP port of /metrics; 0 takes a free one")
-    max_message_bytes: Bytes = Field(16 << 20, description="largest gRPC message, each way")
-    drain_grace: Duration = Field(timedelta(seconds=30), description="how long open streams may finish after SIGTERM")
 
 
 class ScaleSettings(Section):
@@ -353,6 +358,7 @@ class Settings(Section):
     router: RouterSettings = RouterSettings()
     metrics: MetricsSettings = MetricsSettings()
     worker: WorkerSettings = WorkerSettings()
+    distiller: DistillerSettings = DistillerSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     up: UpSettings = UpSettings()
 
