@@ -57,16 +57,6 @@ __all__ = [
     "load",
     "plain",
 ]
-    "ConfigError",
-    "DistillerSettings",
-    "Section",
-    "Server",
-    "Settings",
-    "default_worker_id",
-    "env_name",
-    "load",
-    "plain",
-]
 
 DimensionName = Annotated[str, Field(pattern=r"^(kv|stages|edge|draft|prefix|session|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
 
