@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
 
 from ladr.config import CascadeSettings, RouterSettings
-from ladr.errors import InvalidRequest, NotFound, NoWorker
+from ladr.errors import InvalidRequest, NotFound, NoWorker, Overloaded
 
+MAX_SPLITS = 256
+MAX_SHARERS = 16
+MAX_SHARE = 1e6
 _RETRY_AFTER = timedelta(seconds=1)
 
 
@@ -33,16 +36,45 @@ class Models:
     settings: RouterSettings
     knows: Callable[[str], bool]
     served: Callable[[], frozenset[str]]
+    splits: dict[str, Mapping[str, float]] = field(init=False)
     _promised: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.splits = dict(self.settings.canaries)
+        self._promise()
+
+    def split(self, name: str, shares: Mapping[str, float]) -> None:
+        """Share the requests for a name between models from now on; without shares as the settings have it.
+
+        Raises: InvalidRequest: the shares are none. NotFound: a model is not served. Overloaded: too many names.
+        """
+        if not shares:
+            self.splits.pop(name, None)
+            self.splits |= {one: kept for one, kept in self.settings.canaries.items() if one == name}
+        else:
+            self._check(name, shares)
+            self.splits[name] = dict(shares)
+        self._promise()
+
+    def _check(self, name: str, shares: Mapping[str, float]) -> None:
+        if len(shares) > MAX_SHARERS or not all(0 <= share <= MAX_SHARE for share in shares.values()):
+            raise InvalidRequest(f"give 1 to {MAX_SHARERS} shares from 0 to {MAX_SHARE:.0e}", field="shares")
+        if not any(shares.values()):
+            raise InvalidRequest("one share at least must be over 0", field="shares")
+        for model, share in shares.items():
+            if share and model not in self._promised and not self.knows(model):
+                raise NotFound(f"no worker serves {model[:64]!r}", resource=("model", model[:128]))
+        if name not in self.splits and len(self.splits) >= MAX_SPLITS:
+            raise Overloaded(f"{MAX_SPLITS} names are shared already; set one back first")
+
+    def _promise(self) -> None:
         """Collect the names that the operator knows of: they are unavailable while nobody serves them, never unknown."""
         s = self.settings
         self._promised = {
             s.default_model,
             *s.aliases.values(),
-            *s.canaries,
-            *(name for shares in s.canaries.values() for name in shares),
+            *self.splits,
+            *(name for shares in self.splits.values() for name in shares),
             *s.fallbacks,
             *(name for names in s.fallbacks.values() for name in names),
             *s.cascades,
@@ -60,8 +92,8 @@ class Models:
         """
         settings = self.settings
         name = settings.aliases.get(asked or settings.default_model, asked or settings.default_model)
-        if name in settings.canaries:
-            shares = settings.canaries[name]
+        if name in self.splits:
+            shares = self.splits[name]
             name = rng.choices(list(shares), list(shares.values()))[0]
         if name in settings.cascades:
             cascade = settings.cascades[name]

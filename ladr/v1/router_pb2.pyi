@@ -207,3 +207,53 @@ class ScaleAdvice(_message.Message):
     utilization: float
     computed_at: _timestamp_pb2.Timestamp
     def __init__(self, model: _Optional[str] = ..., wanted_workers: _Optional[int] = ..., present_workers: _Optional[int] = ..., reason: _Optional[_Union[ScaleReason, str]] = ..., waiting: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slo_miss_ratio: _Optional[float] = ..., score_variation: _Optional[float] = ..., utilization: _Optional[float] = ..., computed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class GetSplitRequest(_message.Message):
+    __slots__ = ("alias",)
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    alias: str
+    def __init__(self, alias: _Optional[str] = ...) -> None: ...
+
+class SetSplitRequest(_message.Message):
+    __slots__ = ("alias", "shares")
+    class SharesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    alias: str
+    shares: _containers.ScalarMap[str, float]
+    def __init__(self, alias: _Optional[str] = ..., shares: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Split(_message.Message):
+    __slots__ = ("alias", "shares", "tallies")
+    class SharesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    TALLIES_FIELD_NUMBER: _ClassVar[int]
+    alias: str
+    shares: _containers.ScalarMap[str, float]
+    tallies: _containers.RepeatedCompositeFieldContainer[ModelTally]
+    def __init__(self, alias: _Optional[str] = ..., shares: _Optional[_Mapping[str, float]] = ..., tallies: _Optional[_Iterable[_Union[ModelTally, _Mapping]]] = ...) -> None: ...
+
+class ModelTally(_message.Message):
+    __slots__ = ("model", "succeeded_total", "failed_total", "time_to_first_token")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SUCCEEDED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FAILED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    succeeded_total: int
+    failed_total: int
+    time_to_first_token: _fleet_pb2.LatencyTotals
+    def __init__(self, model: _Optional[str] = ..., succeeded_total: _Optional[int] = ..., failed_total: _Optional[int] = ..., time_to_first_token: _Optional[_Union[_fleet_pb2.LatencyTotals, _Mapping]] = ...) -> None: ...

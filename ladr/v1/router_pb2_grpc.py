@@ -69,6 +69,16 @@ class RouterStub(object):
                 request_serializer=ladr_dot_v1_dot_router__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=ladr_dot_v1_dot_router__pb2.WorkerInfo.FromString,
                 _registered_method=True)
+        self.GetSplit = channel.unary_unary(
+                '/ladr.v1.Router/GetSplit',
+                request_serializer=ladr_dot_v1_dot_router__pb2.GetSplitRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_router__pb2.Split.FromString,
+                _registered_method=True)
+        self.SetSplit = channel.unary_unary(
+                '/ladr.v1.Router/SetSplit',
+                request_serializer=ladr_dot_v1_dot_router__pb2.SetSplitRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_router__pb2.Split.FromString,
+                _registered_method=True)
         self.SubmitGeneration = channel.unary_unary(
                 '/ladr.v1.Router/SubmitGeneration',
                 request_serializer=ladr_dot_v1_dot_generations__pb2.SubmitGenerationRequest.SerializeToString,
@@ -165,6 +175,25 @@ class RouterServicer(object):
         """Takes a worker out of service (it finishes what it has), or back into it. Errors: NOT_FOUND, UNAVAILABLE (it does not
         answer).
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSplit(self, request, context):
+        """How the requests for a name are shared between models, and how those models have done. Errors: NOT_FOUND (they are not).
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetSplit(self, request, context):
+        """Shares the requests for a name between models from now on, such as 95 for the old one and 5 for the new. This router alone
+        knows, and until it ends: what shall last belongs into `router.canaries`. Errors: INVALID_ARGUMENT, NOT_FOUND (no worker has
+        such a model), RESOURCE_EXHAUSTED (as many names as may be), FAILED_PRECONDITION (this router is several processes, and only
+        one would hear).
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-134)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -271,6 +300,16 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=ladr_dot_v1_dot_router__pb2.DrainWorkerRequest.FromString,
                     response_serializer=ladr_dot_v1_dot_router__pb2.WorkerInfo.SerializeToString,
+            ),
+            'GetSplit': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSplit,
+                    request_deserializer=ladr_dot_v1_dot_router__pb2.GetSplitRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_router__pb2.Split.SerializeToString,
+            ),
+            'SetSplit': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSplit,
+                    request_deserializer=ladr_dot_v1_dot_router__pb2.SetSplitRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_router__pb2.Split.SerializeToString,
             ),
             'SubmitGeneration': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitGeneration,
@@ -477,6 +516,60 @@ class Router(object):
             '/ladr.v1.Router/DrainWorker',
             ladr_dot_v1_dot_router__pb2.DrainWorkerRequest.SerializeToString,
             ladr_dot_v1_dot_router__pb2.WorkerInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSplit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ladr.v1.Router/GetSplit',
+            ladr_dot_v1_dot_router__pb2.GetSplitRequest.SerializeToString,
+            ladr_dot_v1_dot_router__pb2.Split.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSplit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ladr.v1.Router/SetSplit',
+            ladr_dot_v1_dot_router__pb2.SetSplitRequest.SerializeToString,
+            ladr_dot_v1_dot_router__pb2.Split.FromString,
             options,
             channel_credentials,
             insecure,

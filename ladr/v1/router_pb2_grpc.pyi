@@ -68,6 +68,17 @@ class RouterStub:
     answer).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
+    GetSplit: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetSplitRequest, _router_pb2.Split]
+    """How the requests for a name are shared between models, and how those models have done. Errors: NOT_FOUND (they are not).
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+    """
+    SetSplit: _grpc.UnaryUnaryMultiCallable[_router_pb2.SetSplitRequest, _router_pb2.Split]
+    """Shares the requests for a name between models from now on, such as 95 for the old one and 5 for the new. This router alone
+    knows, and until it ends: what shall last belongs into `router.canaries`. Errors: INVALID_ARGUMENT, NOT_FOUND (no worker has
+    such a model), RESOURCE_EXHAUSTED (as many names as may be), FAILED_PRECONDITION (this router is several processes, and only
+    one would hear).
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-134)
+    """
     SubmitGeneration: _grpc.UnaryUnaryMultiCallable[_generations_pb2.SubmitGenerationRequest, _generations_pb2.Generation]
     """Accepts a job: it is answered though the caller goes away and servers die. When the call returns, the job is in the store;
     what the store can lose is in docs/durability.md. Errors: INVALID_ARGUMENT, ALREADY_EXISTS (the name belongs to another
@@ -141,6 +152,17 @@ class RouterAsyncStub(RouterStub):
     """Takes a worker out of service (it finishes what it has), or back into it. Errors: NOT_FOUND, UNAVAILABLE (it does not
     answer).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+    """
+    GetSplit: _aio.UnaryUnaryMultiCallable[_router_pb2.GetSplitRequest, _router_pb2.Split]  # type: ignore[assignment]
+    """How the requests for a name are shared between models, and how those models have done. Errors: NOT_FOUND (they are not).
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+    """
+    SetSplit: _aio.UnaryUnaryMultiCallable[_router_pb2.SetSplitRequest, _router_pb2.Split]  # type: ignore[assignment]
+    """Shares the requests for a name between models from now on, such as 95 for the old one and 5 for the new. This router alone
+    knows, and until it ends: what shall last belongs into `router.canaries`. Errors: INVALID_ARGUMENT, NOT_FOUND (no worker has
+    such a model), RESOURCE_EXHAUSTED (as many names as may be), FAILED_PRECONDITION (this router is several processes, and only
+    one would hear).
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-134)
     """
     SubmitGeneration: _aio.UnaryUnaryMultiCallable[_generations_pb2.SubmitGenerationRequest, _generations_pb2.Generation]  # type: ignore[assignment]
     """Accepts a job: it is answered though the caller goes away and servers die. When the call returns, the job is in the store;
@@ -248,6 +270,29 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         """Takes a worker out of service (it finishes what it has), or back into it. Errors: NOT_FOUND, UNAVAILABLE (it does not
         answer).
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+        """
+
+    @_abc_1.abstractmethod
+    def GetSplit(
+        self,
+        request: _router_pb2.GetSplitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.Split, _abc.Awaitable[_router_pb2.Split]]:
+        """How the requests for a name are shared between models, and how those models have done. Errors: NOT_FOUND (they are not).
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+        """
+
+    @_abc_1.abstractmethod
+    def SetSplit(
+        self,
+        request: _router_pb2.SetSplitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.Split, _abc.Awaitable[_router_pb2.Split]]:
+        """Shares the requests for a name between models from now on, such as 95 for the old one and 5 for the new. This router alone
+        knows, and until it ends: what shall last belongs into `router.canaries`. Errors: INVALID_ARGUMENT, NOT_FOUND (no worker has
+        such a model), RESOURCE_EXHAUSTED (as many names as may be), FAILED_PRECONDITION (this router is several processes, and only
+        one would hear).
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-134)
         """
 
     @_abc_1.abstractmethod

@@ -21,6 +21,7 @@ from services.router.routes import Routes
 from services.router.scaling import Scaling
 from services.router.servicer import NAME, RouterServicer
 from services.router.sink import RouterSink
+from services.router.splits import Splits
 from services.router.tuning.tuning import Tuning
 
 log = structlog.get_logger()
@@ -45,7 +46,8 @@ class App:
         sink = RouterSink(self.server.registry, settings.first_token_slo.total_seconds())
         self.router = Router(settings, rng or SystemRandom(), make_id, sink)
         self.scaling = Scaling(self.router, settings, sink.misses)
-        self.routes = Routes(self.router.board, self.router.binder.policy, self.router.binder.main_policy, settings)
+        binder = self.router.binder
+        self.routes = Routes(self.router.board, binder.policy, binder.main_policy, settings, self.router.models.splits)
         self.tuning = Tuning(
             settings.tuner,
             settings.policy,
@@ -58,7 +60,8 @@ class App:
         self.listener = Listener(settings.bus, self._hear, self.router.board.lost)
         self.server.registry.register(RouterCollector(self.router, self.routes, self.scaling))
         self.jobs = parts.make(settings.jobs, self.router, self.server.registry, make_id)
-        servicer = RouterServicer(self.router, self.routes, self.scaling)
+        splits = Splits(self.router.models, sink.tallies, settings.processes)
+        servicer = RouterServicer(self.router, self.routes, self.scaling, splits)
         jobs_servicer = JobsServicer(self.jobs.jobs if self.jobs else None)
         self.server.add(NAME, {**servicer.handlers(), **jobs_servicer.handlers()})
         self.serving = asyncio.Event()

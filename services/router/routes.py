@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -40,16 +40,22 @@ class Routes:
     """Makes tables. What costs is done once a tick for all who watch in the same way, and only if anybody does.
 
     Args: board: what it tells of. policy: gives the policy that picks at this moment (another one while no reports come).
-    main: the policy that picks while they do.
+    main: the policy that picks while they do. splits: names that are shared between models, as they are at each moment.
     """
 
     def __init__(
-        self, board: Scoreboard, policy: Callable[[float], Policy], main: Policy, settings: RouterSettings
+        self,
+        board: Scoreboard,
+        policy: Callable[[float], Policy],
+        main: Policy,
+        settings: RouterSettings,
+        splits: Collection[str] = (),
     ) -> None:
         self._board = board
         self._policy = policy
         self._main = main
         self._settings = settings
+        self._splits = splits
         self._watchers = Watchers(MAX_WATCHERS)
         self._watching = {False: 0, True: 0}  # with reports or without
         self._rows = {False: _Rows(), True: _Rows()}
@@ -196,7 +202,7 @@ class Routes:
 
     def _picking(self) -> router_pb2.Picking:
         settings = self._settings
-        chosen = {*settings.canaries, *settings.cascades, *settings.fallbacks}
+        chosen = {*self._splits, *settings.cascades, *settings.fallbacks}
         chosen |= {name for name, to in settings.aliases.items() if to in chosen}
         if settings.default_model in chosen:
             chosen.add("")

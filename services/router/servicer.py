@@ -16,6 +16,7 @@ from ladr.v1 import router_pb2, worker_pb2, worker_pb2_grpc
 from services.common.rpc import stream_method, time_left, unary_method
 from services.router.routes import Routes
 from services.router.scaling import Scaling
+from services.router.splits import Splits
 
 NAME = "ladr.v1.Router"
 _LONGEST_EDGE_MS = 60_000.0
@@ -25,10 +26,11 @@ _DRAIN_S = 5.0
 class RouterServicer:
     """The methods of ladr.v1.Router."""
 
-    def __init__(self, router: Router, routes: Routes, scaling: Scaling) -> None:
+    def __init__(self, router: Router, routes: Routes, scaling: Scaling, splits: Splits) -> None:
         self._router = router
         self._routes = routes
         self._scaling = scaling
+        self._splits = splits
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         return {
@@ -39,6 +41,8 @@ class RouterServicer:
             "WatchScale": stream_method(self.watch_scale, router_pb2.WatchScaleRequest),
             "ListWorkers": unary_method(self.list_workers, router_pb2.ListWorkersRequest),
             "GetWorker": unary_method(self.get_worker, router_pb2.GetWorkerRequest),
+            "GetSplit": unary_method(self.get_split, router_pb2.GetSplitRequest),
+            "SetSplit": unary_method(self.set_split, router_pb2.SetSplitRequest),
             "DrainWorker": unary_method(self.drain_worker, router_pb2.DrainWorkerRequest),
         }
 
@@ -94,6 +98,16 @@ class RouterServicer:
         info = self._info(row, self._route_of(row))
         info.report.CopyFrom(report)
         return info
+
+    async def get_split(
+        self, request: router_pb2.GetSplitRequest, context: grpc.aio.ServicerContext
+    ) -> router_pb2.Split:
+        return self._splits.get(request.alias)
+
+    async def set_split(
+        self, request: router_pb2.SetSplitRequest, context: grpc.aio.ServicerContext
+    ) -> router_pb2.Split:
+        return self._splits.set(request.alias, request.shares)
 
     def _row(self, worker_id: str) -> Row:
         row = self._router.board.get(worker_id)

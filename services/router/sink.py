@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from ladr.routing.sink import Sink
 from ladr.routing.window import Window
+from services.router.tally import Tally
 from services.router.tuning.tuning import Outcomes
 
 log = structlog.get_logger()
@@ -27,6 +28,7 @@ class RouterSink(Sink):
     def __init__(self, registry: CollectorRegistry, slo_s: float) -> None:
         self._slo_s = slo_s
         self.outcomes = Outcomes(slo_s)
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)  # by model
         self._slo: defaultdict[str, Window] = defaultdict(Window)  # (in time, late) by model
 
         def counter(name: str, about: str, *labels: str) -> Counter:
@@ -48,11 +50,13 @@ class RouterSink(Sink):
 
     def ended(self, model: str, outcome: str) -> None:
         self._requests.labels(model, outcome).inc()
+        self.tallies[model].ended(outcome)
         if outcome in _NOT_SERVED:
             self.outcomes.add(None)
 
     def first_token(self, model: str, took_s: float, edge_s: float) -> None:
         self._ttft.labels(model).observe(took_s)
+        self.tallies[model].first_token(took_s)
         self.outcomes.add(took_s)
         late = took_s > self._slo_s
         self._slo[model].add(not late, late, time.monotonic())

@@ -27,7 +27,8 @@ class Board:
         self.sequence = 0
         self.board = Scoreboard(0.7, 1.0)
         policy = LeastRequest()
-        self.routes = Routes(self.board, lambda _: policy, policy, RouterSettings(**fields))  # type: ignore[arg-type]
+        given = RouterSettings(**fields)  # type: ignore[arg-type]
+        self.routes = Routes(self.board, lambda _: policy, policy, given, given.canaries)
 
     def hear(self, workers: dict[str, int], gone: list[str]) -> None:
         """Workers with the number of requests that they run, and workers that said goodbye."""

@@ -1,0 +1,113 @@
+"""A name that is shared between models while the router runs, and what each of them makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+import ladr
+from ladr.config import RouterSettings
+from ladr.errors import InvalidRequest, LadrError, NotFound, Overloaded, WrongState
+from ladr.routing.models import MAX_SHARERS, MAX_SPLITS, Models
+from ladr.v1 import router_pb2, router_pb2_grpc
+from services.router.splits import Splits
+from services.router.tally import Tally
+from tests.load import channel_to, eligible
+from tests.processes import SIMULATED, Process, mesh
+
+
+def splits(processes: int = 1, served: frozenset[str] = frozenset({"old", "new"}), **fields: object) -> Splits:
+    settings = RouterSettings(**fields)  # type: ignore[arg-type]
+    return Splits(Models(settings, served.__contains__, lambda: served), {"new": Tally(succeeded=3)}, processes)
+
+
+def test_shares_are_as_they_were_set_and_go_back_to_the_configuration() -> None:
+    canaries = {"chat": {"old": 1.0}}
+    held = splits(canaries=canaries)
+    assert dict(held.get("chat").shares) == canaries["chat"]
+    assert dict(held.set("chat", {"old": 95, "new": 5}).shares) == {"old": 95, "new": 5}
+    assert [t.succeeded_total for t in held.get("chat").tallies] == [3, 0]  # by name: new, old
+    assert dict(held.set("chat", {}).shares) == canaries["chat"]
+    held.set("other", {"new": 1})
+    assert not held.set("other", {}).shares
+    with pytest.raises(NotFound):
+        held.get("other")
+
+
+@pytest.mark.parametrize(
+    ("name", "shares", "error"),
+    [
+        ("", {"old": 1}, InvalidRequest),
+        ("x" * 129, {"old": 1}, InvalidRequest),
+        ("chat", {"old": -1, "new": 2}, InvalidRequest),
+        ("chat", {"old": float("nan")}, InvalidRequest),
+        ("chat", {"old": float("inf")}, InvalidRequest),
+        ("chat", {"old": 0}, InvalidRequest),
+        ("chat", {f"m{n}": 1 for n in range(MAX_SHARERS + 1)}, InvalidRequest),
+        ("chat", {"old": 1, "gone": 1}, NotFound),
+    ],
+)
+def test_shares_that_are_none_are_refused_and_change_nothing(
+    name: str, shares: dict[str, float], error: type[LadrError]
+) -> None:
+    held = splits(canaries={"chat": {"old": 1.0}})
+    with pytest.raises(error):
+        held.set(name, shares)
+    assert dict(held.get("chat").shares) == {"old": 1.0}
+
+
+def test_there_is_room_for_so_many_names_and_none_where_only_one_process_would_hear() -> None:
+    held = splits()
+    for number in range(MAX_SPLITS):
+        held.set(f"name-{number}", {"new": 1})
+    with pytest.raises(Overloaded):
+        held.set("one more", {"new": 1})
+    held.set("name-0", {"old": 1})
+    with pytest.raises(WrongState):
+        splits(processes=2).set("chat", {"new": 1})
+
+
+def test_a_tally_leaves_out_what_is_not_the_models_fault() -> None:
+    tally = Tally()
+    for outcome in ("ok", "ok", "cancelled", "invalid_request", "engine_failed", "overloaded", "deadline_exceeded"):
+        tally.ended(outcome)
+    assert (tally.succeeded, tally.failed) == (2, 3)
+
+
+@asynccontextmanager
+async def two_models() -> AsyncIterator[tuple[str, router_pb2_grpc.RouterStub]]:
+    """A router with "sim" on one worker, and "new", which fails at everything, on another."""
+    async with mesh(1) as m, channel_to(m.router.address) as channel:
+        broken = {"LADR_WORKER__ID": "broken", "LADR_WORKER__SIMULATED__FAIL_RATIO": "1"}
+        models = {"LADR_WORKER__MODELS": '[{"name": "new"}]'}
+        worker = Process("worker", {**SIMULATED, "LADR_WORKER__BUS": m.bus.address, **broken, **models})
+        try:
+            await worker.start()
+            await eligible(channel, "worker-1", "broken")
+            yield m.router.address, router_pb2_grpc.RouterStub(channel)
+        finally:
+            await worker.kill()
+
+
+@pytest.mark.parametrize("lookaside", [False, True], ids=["proxied", "look-aside"])
+async def test_clients_follow_a_split_at_once_and_the_tallies_show_who_fails(lookaside: bool) -> None:
+    async with two_models() as (address, stub), ladr.Client(address, lookaside=lookaside) as client:
+        await client.complete("x", model="sim")
+        await stub.SetSplit(router_pb2.SetSplitRequest(alias="chat", shares={"sim": 1}))
+        for _ in range(5):
+            assert (await client.complete("x", model="chat")).model == "sim"
+        await stub.SetSplit(router_pb2.SetSplitRequest(alias="chat", shares={"sim": 0, "new": 1}))
+        for _ in range(5):
+            with pytest.raises(LadrError):
+                await client.complete("x", model="chat")
+        split = await stub.GetSplit(router_pb2.GetSplitRequest(alias="chat"))
+        new, sim = split.tallies
+        assert (new.model, new.succeeded_total, new.failed_total) == ("new", 0, 5)
+        assert (sim.model, sim.failed_total) == ("sim", 0)
+        assert sim.succeeded_total == sim.time_to_first_token.count >= 5
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.SetSplit(router_pb2.SetSplitRequest(alias="chat", shares={"nobody": 1}))
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
