@@ -1,0 +1,55 @@
+"""A job's progress as those who look at it read it: the newest, the last so many, or what comes after."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+from google.protobuf.json_format import Parse, ParseError
+
+from ladr.v1.distiller_pb2 import DistillProgress
+from services.distiller.place import Place
+
+MOST_BACK = 10_000  # lines of the past that a watcher may have
+_TAIL_BYTES = 64 << 10
+
+
+def newest(place: Place) -> DistillProgress | None:
+    """The last whole line. None: there is none."""
+    try:
+        with place.progress.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).split(b"\n")
+    except OSError:
+        return None
+    for line in reversed(lines[:-1]):
+        try:
+            return Parse(line, DistillProgress())
+        except (ParseError, UnicodeDecodeError):
+            continue
+    return None
+
+
+def end(place: Place) -> int:
+    """The byte behind the last whole line."""
+    try:
+        with place.progress.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = max(0, size - _TAIL_BYTES)
+            file.seek(start)
+            return start + file.read(size - start).rfind(b"\n") + 1
+    except OSError:
+        return 0
+
+
+def back(place: Place, lines: int = MOST_BACK) -> int:
+    """The byte at which the last `lines` whole lines begin."""
+    offsets = deque([0], maxlen=lines + 1)
+    try:
+        with place.progress.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    offsets.append(offsets[-1] + len(line))
+    except OSError:
+        return 0
+    return offsets[0]
