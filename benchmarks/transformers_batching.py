@@ -28,9 +28,9 @@ from transformers import (
 from transformers.utils import logging
 
 from benchmarks.report import Report, Spread, Table
+from services.common.sources import locate
 from services.worker.engine import Sampling
 from services.worker.engines.batching import Batch, Sequence
-from services.worker.engines.sources import locate
 from tests.processes import ROOT
 
 CONTEXT = 64
