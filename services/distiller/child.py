@@ -63,7 +63,7 @@ class Child:
                 await asyncio.wait({ended}, timeout=self._grace_s)
         finally:
             asked.cancel()
-            self.kill()  # its own processes too, where it left some
+            self._kill_group()  # its own processes too, where it left some
             await asyncio.shield(ended)
         return process.returncode or 0
 
@@ -74,8 +74,10 @@ class Child:
 
     def kill(self) -> None:
         """End it now, with every process that it started."""
-        self.told = True
-        self._asked.set()
+        self.stop()
+        self._kill_group()
+
+    def _kill_group(self) -> None:
         if self._process:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

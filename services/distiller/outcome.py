@@ -81,7 +81,9 @@ def _succeeded(place: Place, start: int, models: Path) -> Event:
     try:
         publish(place.student, models / name)
     except OSError as error:
-        message = f"the student is done, but cannot be put under the model root ({error.strerror}); mend that and resume"
+        message = (
+            f"the student is done, but cannot be put under the model root ({error.strerror}); mend that and resume"
+        )
         return Fail(start, Failure("STUDENT_NOT_PUBLISHED", message, last_lines(place.log)))
     return Succeed(start, name, figures(place))
 

@@ -178,23 +178,19 @@ class Store:
 
     async def _change(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """A step after which `live` and `states` are as it left them."""
-
-        def change() -> T:
-            done = self._transact(work)
-            assert self._base
-            self._look(self._base)
-            return done
-
-        return await self._run(change)
+        return await self._run(lambda: self._transact(work, look=True))
 
     async def _step(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await self._run(lambda: self._transact(work))
 
-    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _transact(self, work: Callable[[sqlite3.Connection], T], look: bool = False) -> T:
         if self._base is None:
             raise _unavailable()  # not open yet, or closed
         with _transaction(self._base):
-            return work(self._base)
+            done = work(self._base)
+        if look:
+            self._look(self._base)
+        return done
 
     async def _run(self, work: Callable[[], T]) -> T:
         """Do it on the thread; it is done to its end also if its caller is cancelled."""
