@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 
 from ladr.cli.misuse import Misuse
 from ladr.distill_calls import distill_spec
 from ladr.v1.distiller_pb2 import DistillSpec
 
-_ROOT: Descriptor = DistillSpec.DESCRIPTOR
+_ROOT: Any = DistillSpec.DESCRIPTOR
 
 
 def read_spec(text: str, flags: Mapping[str, Any], sets: Sequence[str]) -> DistillSpec:
@@ -46,7 +46,7 @@ def _file(text: str) -> dict[str, Any]:
     return found
 
 
-def _check(values: Any, message: Descriptor, above: str) -> None:
+def _check(values: Any, message: Any, above: str) -> None:
     if not isinstance(values, dict):
         raise Misuse(f"{above.rstrip('.') or 'the spec'}: give a mapping with {', '.join(message.fields_by_name)}")
     for key, value in values.items():
@@ -55,7 +55,7 @@ def _check(values: Any, message: Descriptor, above: str) -> None:
             _check(value, field.message_type, f"{above}{key}.")
 
 
-def _field(message: Descriptor, key: str, above: str) -> FieldDescriptor:
+def _field(message: Any, key: str, above: str) -> Any:
     if key in message.fields_by_name:
         return message.fields_by_name[key]
     near = difflib.get_close_matches(key, message.fields_by_name, n=1, cutoff=0.5)
@@ -64,29 +64,32 @@ def _field(message: Descriptor, key: str, above: str) -> FieldDescriptor:
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:
-    at, message, above = values, _ROOT, ""
+    field = _find(key)
+    if field.message_type is not None:
+        _check(value, field.message_type, f"{key}.")
     *groups, last = key.split(".")
     for group in groups:
-        field = _field(message, group, above)
-        if field.message_type is None:
-            raise Misuse(f"'{above}{group}' has nothing under it")
-        at, message, above = at.setdefault(group, {}), field.message_type, f"{above}{group}."
-    field = _field(message, last, above)
-    if field.message_type is not None:
-        _check(value, field.message_type, f"{above}{last}.")
-    at[last] = value
+        values = values.setdefault(group, {})
+    values[last] = value
+
+
+def _find(key: str) -> Any:
+    """The field that a dotted key names."""
+    message, above, field = _ROOT, "", None
+    for part in key.split("."):
+        if message is None:
+            raise Misuse(f"'{above.rstrip('.')}' has nothing under it")
+        field = _field(message, part, above)
+        message, above = field.message_type, f"{above}{part}."
+    return field
 
 
 def _value(key: str, text: str) -> Any:
     """A value as its field takes it: text as it is, all else as YAML; a list also with commas between."""
-    message, above = _ROOT, ""
-    field = None
-    for part in key.split("."):
-        field = _field(message, part, above)
-        message, above = field.message_type or message, f"{above}{part}."
-    if field is not None and field.is_repeated and not text.lstrip().startswith("["):
+    field = _find(key)
+    if field.is_repeated and not text.lstrip().startswith("["):
         return [part.strip() for part in text.split(",") if part.strip()]
-    if field is not None and field.type == FieldDescriptor.TYPE_STRING and not field.is_repeated:
+    if field.type == FieldDescriptor.TYPE_STRING and not field.is_repeated:
         return text
     try:
         return yaml.safe_load(text)

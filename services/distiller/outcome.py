@@ -44,9 +44,10 @@ def outcome(place: Place, code: int, told: bool, start: int, models: Path) -> Ev
 def mark(place: Place) -> Mark:
     """How far the job is."""
     names = [each.name for each in place.checkpoints.iterdir()] if place.checkpoints.is_dir() else []
+    whole = [name for name in names if not name.endswith(".new")]
     progress = newest(place)
     phase, step = (int(progress.phase), progress.step) if progress else (0, 0)
-    return Mark(max((name for name in names if not name.startswith(".")), default=""), phase, step)
+    return Mark(max(whole, default=""), phase, step)
 
 
 def figures(place: Place) -> tuple[tuple[str, float], ...]:
