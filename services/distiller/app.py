@@ -13,6 +13,7 @@ import structlog
 import uuid_utils
 
 from ladr.config import DistillerSettings
+from ladr.errors import LadrError
 from services.common.server import CannotStart, Server, serve
 from services.distiller.collector import DistillerCollector
 from services.distiller.devices import present
@@ -56,7 +57,7 @@ class App:
         """
         held = await asyncio.to_thread(_take, self._settings.state)
         try:
-            await self.store.open()
+            await self._open()
             await self.jobs.clean()
             await serve(
                 self.server, stop, started=self._started, background=[self.dispatcher.run], before_stop=self._drain
@@ -65,6 +66,13 @@ class App:
             await self.jobs.finish()
             await self.store.close()
             os.close(held)
+
+    async def _open(self) -> None:
+        try:
+            await self.store.open()
+        except LadrError as error:
+            path = self._settings.state / "jobs.db"
+            raise CannotStart(f"{path} cannot be used ({error.__cause__}); set distiller.state") from error
 
     async def _started(self) -> None:
         await self.server.set_serving(True)

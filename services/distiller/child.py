@@ -51,6 +51,8 @@ class Child:
         Raises: OSError: it cannot be started.
         """
         process = self._process = await self._start()
+        if process is None:
+            return -signal.SIGTERM
         ended = asyncio.create_task(process.wait())
         asked = asyncio.create_task(self._asked.wait())
         try:
@@ -82,10 +84,12 @@ class Child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> asyncio.subprocess.Process | None:
+        """None: it was asked to end before it was there."""
         lock = os.open(self._place.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            await self._take(lock)
+            if not await self._take(lock):
+                return None
             with self._place.log.open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-IS", _LEASH, str(os.getpid())),
@@ -103,17 +107,17 @@ class Child:
         finally:
             os.close(lock)
 
-    async def _take(self, lock: int) -> None:
-        """Take the job's directory; an old trainer, whose service was killed, has its grace to leave it.
+    async def _take(self, lock: int) -> bool:
+        """Take the job's directory; an old trainer, whose service was killed, has its grace to leave it. False: not wanted now.
 
         Raises: StillThere.
         """
         until_s = asyncio.get_running_loop().time() + self._grace_s
         killed = False
-        while True:
+        while not self.told:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
+                return True
             except BlockingIOError:
                 pass
             if asyncio.get_running_loop().time() > until_s:
@@ -122,6 +126,7 @@ class Child:
                 self._kill_old(os.pread(lock, 32, 0))
                 killed, until_s = True, until_s + _KILLED_S
             await asyncio.sleep(_TRY_S)
+        return False
 
     def _kill_old(self, pid: bytes) -> None:
         with suppress(OSError, ValueError):

@@ -73,8 +73,7 @@ class Dispatcher:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
-                if not self._stopping:
-                    await self._begin(group)
+                await self._begin(group)
                 await self._news.wait()
 
     def changed(self) -> None:
@@ -110,6 +109,8 @@ class Dispatcher:
                 continue
             message = f"this service has {', '.join(self._devices)} now, and not the device that the job asks for"
             await self._tell(job.id, Fail(job.starts, Failure("NO_DEVICE", message)))
+        if self._stopping:
+            return
         taken = {device for each in self.running.values() for device in each.devices}
         free = [device for device in self._devices if device not in taken]
         for job, devices in assign(waiting, free, self._devices):
@@ -124,7 +125,10 @@ class Dispatcher:
         job_id = running.job.id
         try:
             job = await self._tell(job_id, Start())
-            if job is None or running.child.told:
+            if job is None:
+                return
+            if running.child.told:
+                await self._tell(job_id, Yield(job.starts))
                 return
             log.info("trainer_started", job=job_id, start=job.starts, devices=",".join(running.devices))
             with tracer.start_as_current_span("distill trainer", attributes={"ladr.start": job.starts}) as span:

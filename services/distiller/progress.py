@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 
 from google.protobuf.json_format import Parse, ParseError
 
@@ -44,12 +43,20 @@ def end(place: Place) -> int:
 
 def back(place: Place, lines: int = MOST_BACK) -> int:
     """The byte at which the last `lines` whole lines begin."""
-    offsets = deque([0], maxlen=lines + 1)
+    at = whole = end(place)
+    found = -1  # the end of the last line is no line before it
     try:
         with place.progress.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    offsets.append(offsets[-1] + len(line))
+            while at:
+                size = min(at, _TAIL_BYTES)
+                file.seek(at - size)
+                block = file.read(size)
+                if found + block.count(b"\n") >= lines:
+                    for _ in range(lines - found):
+                        size = block.rfind(b"\n", 0, size)
+                    return at - len(block) + size + 1
+                found += block.count(b"\n")
+                at -= size
     except OSError:
-        return 0
-    return offsets[0]
+        return whole
+    return 0

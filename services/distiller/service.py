@@ -28,7 +28,7 @@ from services.distiller.machine import Cancel, Job, Refused, Resume, State
 from services.distiller.outcome import STUDENTS
 from services.distiller.place import Place
 from services.distiller.spec import from_message
-from services.distiller.store import Store
+from services.distiller.store import Page, Store
 
 log = structlog.get_logger()
 
@@ -106,10 +106,7 @@ class Jobs:
             raise InvalidRequest("there is no such state", field="state")
         after = _after(request.page_token, request.state)
         page = await self._store.page(_STATES.get(request.state), after, request.page_size or 100)
-        jobs = await asyncio.to_thread(lambda: [told(job, self._dispatcher.place(job.id)) for job in page.jobs])
-        return pb.ListDistillJobsResponse(
-            jobs=jobs, next_page_token=_token(page.after, request.state) if page.after else ""
-        )
+        return await asyncio.to_thread(self._page, page, request.state)
 
     async def watch(self, job_id: str, from_start: bool) -> AsyncGenerator[pb.WatchDistillJobResponse]:
         """The job, then what happens to it. It is read from its file as fast as the watcher takes it.
@@ -195,6 +192,20 @@ class Jobs:
                 log.warning("not_removed", job=job_id, reason=str(error))
                 return
         await self._store.removed(job_id)
+
+    def _page(self, page: Page, state: int) -> pb.ListDistillJobsResponse:
+        """As many of the jobs as fit into a message."""
+        answer, size, last = pb.ListDistillJobsResponse(), 0, 0
+        for number, job in page.jobs:
+            one = told(job, self._dispatcher.place(job.id))
+            size += one.ByteSize()
+            if last and size > self._settings.max_message_bytes // 2:
+                break
+            answer.jobs.append(one)
+            last = number
+        if page.more or len(answer.jobs) < len(page.jobs):
+            answer.next_page_token = _token(last, state)
+        return answer
 
     async def _find(self, job_id: str) -> Job:
         job = await self._store.get(job_id)

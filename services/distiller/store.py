@@ -34,10 +34,10 @@ CREATE TABLE IF NOT EXISTS doomed (id TEXT PRIMARY KEY) WITHOUT ROWID;
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Jobs in the order in which they came, and where the next page begins; 0: nowhere."""
+    """Jobs in the order in which they came, each with its number; and whether there are more."""
 
-    jobs: Sequence[Job]
-    after: int
+    jobs: Sequence[tuple[int, Job]]
+    more: bool
 
 
 class Store:
@@ -113,7 +113,7 @@ class Store:
         return await self._change(work)
 
     async def page(self, state: State | None, after: int, count: int) -> Page:
-        """A page of jobs, of one state or of all."""
+        """At most `count` jobs with a number over `after`, of one state or of all."""
 
         def work(base: sqlite3.Connection) -> Page:
             of_state = "state = :state AND" if state else ""
@@ -121,8 +121,7 @@ class Store:
                 f"SELECT seq, record FROM job WHERE {of_state} seq > :after ORDER BY seq LIMIT :count",  # noqa: S608  # no text of a caller's
                 {"state": state, "after": after, "count": count + 1},
             ).fetchall()
-            more = len(rows) > count
-            return Page([_load(record) for _, record in rows[:count]], rows[count - 1][0] if more else 0)
+            return Page([(number, _load(record)) for number, record in rows[:count]], len(rows) > count)
 
         return await self._step(work)
 
