@@ -10,8 +10,8 @@ student/         the student: safetensors, tokenizer, model card, hashes
 report/          report.json, report.html
 failure.json     why the trainer gave up, if it knows (a `DistillError`)
 
-The trainer's exit status says how it ended: DONE, FAILED (see failure.json), or STOPPED: it was told to stop, wrote a checkpoint,
-and goes on from there when it is started again.
+The trainer's exit status says how it ended: DONE, FAILED (see failure.json), or STOPPED: it was told to stop (SIGTERM), wrote
+a checkpoint, and goes on from there when it is started again.
 """
 
 from __future__ import annotations

@@ -18,5 +18,5 @@ def batch(sequences: Sequence[Packed], device: str = "cpu") -> Batch:
     )
 
 
-def chunks(sequences: Sequence[Packed], size: int) -> list[Sequence[Packed]]:
-    return [sequences[start : start + size] for start in range(0, len(sequences), size)]
+def chunks(sequences: Sequence[Packed], size: int) -> list[list[Packed]]:
+    return [list(sequences[start : start + size]) for start in range(0, len(sequences), size)]

@@ -69,7 +69,7 @@ def _models(job: Job, where: str) -> None:
     top_k = job.spec.objective.teacher_top_k
     stored = not top_k or Shelf.complete(job.place.taught)
     if job.teacher_runs or not stored or not initial.is_dir():
-        job.teacher = models.weights(where).requires_grad_(False).eval().to(job.device)
+        job.teacher = models.weights(where).requires_grad_(False).eval().to(_first_device(job))
         job.stop.check()
     if job.ranks.first and not initial.is_dir():
         _make(job)
@@ -77,7 +77,7 @@ def _models(job: Job, where: str) -> None:
     notes = json.loads((initial / "student.json").read_bytes())
     job.layer_map = tuple((one, other) for one, other in notes["layer_map"])
     job.vocabulary = notes["vocabulary"]
-    job.student = models.weights(str(initial), torch.float32).train().to(job.device)
+    job.student = models.weights(str(initial), torch.float32).train().to(_first_device(job))
     if not job.teacher_runs and stored:
         job.teacher = None
     if job.teacher is not None:
@@ -95,7 +95,12 @@ def _make(job: Job) -> None:
     source, training = stream(job), job.spec.training
     count = -(-MEASURED_TOKENS // job.spec.data.sequence_tokens)
     measured = chunks([next(source) for _ in range(count)], training.micro_sequences)
-    made = make(job.teacher, job.spec.student, (batch(some, job.device) for some in measured), lambda name: _given(job, name))
+    made = make(
+        job.teacher,
+        job.spec.student,
+        (batch(some, _first_device(job)) for some in measured),
+        lambda name: _given(job, name),
+    )
     vocabulary = checks.vocabulary(made.model, job.teacher, len(job.tokenizer))
     if sentence := checks.sliced(made.model, job.teacher):
         log.info(sentence)
@@ -109,4 +114,9 @@ def _given(job: Job, source: str) -> Any:
     """A student that is there already."""
     where = models.find(source, job.settings)
     checks.tokenizers(models.tokenizer(where), job.tokenizer)
-    return models.weights(where).to(job.device)
+    return models.weights(where).to(_first_device(job))
+
+
+def _first_device(job: Job) -> str:
+    """Where models are loaded to: a model of several processes may be too large for the device of one."""
+    return job.device if job.ranks.count == 1 else "cpu"

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from services.distiller.layers import layers
+from services.distiller.trainer.launch import STORE
 
-STORE = "LADR_RANKS_STORE"
 _PATIENCE = timedelta(minutes=30)
 
 
@@ -26,12 +26,10 @@ class Ranks:
     Attributes:
         rank: from 0; the first writes what the job leaves behind.
         count: how many there are.
-        local: which of this machine's, from 0.
     """
 
     rank: int = 0
     count: int = 1
-    local: int = 0
 
     @property
     def first(self) -> bool:
@@ -53,13 +51,28 @@ class Ranks:
         return value
 
     def shard(self, model: Any, device: str, dtype: torch.dtype) -> None:
-        """Spread a model's weights over the processes, layer by layer; it computes in `dtype`."""
-        if self.count > 1:
+        """Spread a model's weights over the processes' devices, layer by layer; it computes in `dtype`. Once is enough."""
+        if self.count > 1 and not isinstance(model, FSDPModule):
             mesh = init_device_mesh(device.split(":")[0], (self.count,))
             policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
             for layer in layers(model):
                 fully_shard(layer, mesh=mesh, mp_policy=policy)
             fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    def shard_whole(self, module: Any, device: str) -> None:
+        """Spread a module of few weights over the processes."""
+        if self.count > 1:
+            fully_shard(module, mesh=init_device_mesh(device.split(":")[0], (self.count,)))
+
+
+def device_of(wanted: str) -> str:
+    """The device of this process: what is wanted, or cuda where there is one; several processes have a GPU each."""
+    device = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    return device
 
 
 def join(device: str) -> Ranks:
@@ -67,7 +80,7 @@ def join(device: str) -> Ranks:
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         return Ranks()
-    rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+    rank = int(os.environ["RANK"])
     store = os.environ.get(STORE)
     distributed.init_process_group(
         "nccl" if device.startswith("cuda") else "gloo",
@@ -76,7 +89,7 @@ def join(device: str) -> Ranks:
         world_size=count,
         timeout=_PATIENCE,
     )
-    return Ranks(rank, count, local)
+    return Ranks(rank, count)
 
 
 def whole(tensor: Any) -> Any:

@@ -23,7 +23,8 @@ def learning_rate(step: int, training: Training) -> float:
 
 def groups(parameters: Iterable[Any], weight_decay: float) -> list[dict[str, Any]]:
     """Parameters as an optimiser takes them: matrices decay, norms and biases do not."""
-    matrices, others = [], []
+    matrices: list[Any] = []
+    others: list[Any] = []
     for parameter in parameters:
         (matrices if parameter.ndim > 1 else others).append(parameter)
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

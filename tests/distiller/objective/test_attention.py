@@ -81,9 +81,7 @@ def test_maps_are_those_of_eager_attention(family: str) -> None:
     eager.set_attn_implementation("eager")
     batch = packed(2, 17)
     seen = see(fast, batch, [0, 2], [])
-    output = eager(
-        input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, output_attentions=True
-    )
+    output = eager(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, output_attentions=True)
     place = documents(batch.position_ids)
     for index in (0, 2):
         for row in range(2):

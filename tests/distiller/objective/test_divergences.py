@@ -29,11 +29,14 @@ def dumb_kl(one: list[float], other: list[float]) -> float:
 def dumb(name: str, student: list[float], teacher: list[float], tau: float, beta: float) -> float:
     s, t = softmax(student, tau), softmax(teacher, tau)
     mixture = [beta * a + (1 - beta) * b for a, b in zip(t, s, strict=True)]
-    return tau**2 * {
-        "kl": dumb_kl(t, s),
-        "reverse_kl": dumb_kl(s, t),
-        "jsd": beta * dumb_kl(t, mixture) + (1 - beta) * dumb_kl(s, mixture),
-    }[name]
+    return (
+        tau**2
+        * {
+            "kl": dumb_kl(t, s),
+            "reverse_kl": dumb_kl(s, t),
+            "jsd": beta * dumb_kl(t, mixture) + (1 - beta) * dumb_kl(s, mixture),
+        }[name]
+    )
 
 
 def clever(name: str, beta: float) -> Callable[[Any, Any, float], Any]:
