@@ -31,6 +31,7 @@ from benchmarks.report import Report, Spread, Table
 from services.common.sources import locate
 from services.worker.engine import Sampling
 from services.worker.engines.batching import Batch, Sequence
+from services.worker.engines.cache import Reader
 from tests.processes import ROOT
 
 CONTEXT = 64
@@ -80,7 +81,7 @@ def run(quick: bool) -> Report:
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, text = _tiny() if quick else _bundled()
+    model, text = tiny() if quick else bundled()
     model = model.eval().requires_grad_(False)
     jobs = [_job(text, f"{n}", [NEW] * n) for n in ((8,) if quick else (1, 8, 16, 32))]
     jobs.append(_job(text, "16, uneven", [4 + 2 * n for n in range(16)]))
@@ -136,7 +137,7 @@ class _Ours:
     """The batch that the `transformers` engine of the worker runs."""
 
     def __init__(self, model: Any) -> None:
-        self._batch = Batch(model, model.config.num_hidden_layers, 32, CONTEXT)
+        self._batch = Batch(Reader(model, model.config.num_hidden_layers, 32, CONTEXT), 32, CONTEXT)
 
     @contextmanager
     def ready(self, job: Job) -> Iterator[Callable[[], Answers]]:
@@ -220,7 +221,7 @@ def _job(text: list[int], name: str, lengths: list[int]) -> Job:
     return Job(name, prompts, lengths)
 
 
-def _bundled() -> tuple[Any, list[int]]:
+def bundled() -> tuple[Any, list[int]]:
     """The bundled chat model in fp32, and the tokens of a text."""
     where, gguf = locate("", ROOT)
     tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=gguf)
@@ -228,7 +229,7 @@ def _bundled() -> tuple[Any, list[int]]:
     return model, tokenizer((ROOT / "LICENSE").read_text())["input_ids"]
 
 
-def _tiny() -> tuple[Any, list[int]]:
+def tiny() -> tuple[Any, list[int]]:
     """Random weights, and bytes for tokens."""
     config = LlamaConfig(
         vocab_size=256,

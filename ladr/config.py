@@ -242,6 +242,8 @@ class ModelSettings(Section):
         "", description="path under the model root, hub name or upstream's name; empty: the bundled 135M chat model"
     )
     context_tokens: int = Field(0, ge=0, description="longest prompt and answer together; 0: the engine's setting")
+    draft: str = Field("", description="draft model for speculative decoding, as source; transformers only")
+    draft_tokens: int = Field(3, ge=1, le=16, description="tokens that the draft proposes in a round")
 
 
 def _distinct_models(models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:

@@ -122,12 +122,14 @@ class LatencyTotals(_message.Message):
     def __init__(self, count: _Optional[int] = ..., sum: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class DraftTotals(_message.Message):
-    __slots__ = ("drafted_tokens", "accepted_tokens")
+    __slots__ = ("drafted_tokens", "accepted_tokens", "paused")
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     drafted_tokens: int
     accepted_tokens: int
-    def __init__(self, drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    paused: bool
+    def __init__(self, drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., paused: bool = ...) -> None: ...
 
 class GpuMemory(_message.Message):
     __slots__ = ("index", "used_bytes", "total_bytes")

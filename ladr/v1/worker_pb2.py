@@ -26,7 +26,7 @@ from ladr.v1 import fleet_pb2 as ladr_dot_v1_dot_fleet__pb2
 from ladr.v1 import generation_pb2 as ladr_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14ladr/v1/worker.proto\x12\x07ladr.v1\x1a\x13ladr/v1/fleet.proto\x1a\x18ladr/v1/generation.proto\"\x12\n\x10GetStatusRequest\"H\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\"\"\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1c\n\x0c\x44rainRequest\x12\x0c\n\x04undo\x18\x01 \x01(\x08\x32\xc3\x02\n\x06Worker\x12\x41\n\x08Generate\x12\x18.ladr.v1.GenerateRequest\x1a\x19.ladr.v1.GenerateResponse0\x01\x12=\n\tGetStatus\x12\x19.ladr.v1.GetStatusRequest\x1a\x15.ladr.v1.WorkerReport\x12>\n\tLoadModel\x12\x19.ladr.v1.LoadModelRequest\x1a\x14.ladr.v1.ModelStatus0\x01\x12@\n\x0bUnloadModel\x12\x1b.ladr.v1.UnloadModelRequest\x1a\x14.ladr.v1.ModelStatus\x12\x35\n\x05\x44rain\x12\x15.ladr.v1.DrainRequest\x1a\x15.ladr.v1.WorkerReportb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14ladr/v1/worker.proto\x12\x07ladr.v1\x1a\x13ladr/v1/fleet.proto\x1a\x18ladr/v1/generation.proto\"\x12\n\x10GetStatusRequest\"m\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\r\n\x05\x64raft\x18\x04 \x01(\t\x12\x14\n\x0c\x64raft_tokens\x18\x05 \x01(\r\"\"\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1c\n\x0c\x44rainRequest\x12\x0c\n\x04undo\x18\x01 \x01(\x08\x32\xc3\x02\n\x06Worker\x12\x41\n\x08Generate\x12\x18.ladr.v1.GenerateRequest\x1a\x19.ladr.v1.GenerateResponse0\x01\x12=\n\tGetStatus\x12\x19.ladr.v1.GetStatusRequest\x1a\x15.ladr.v1.WorkerReport\x12>\n\tLoadModel\x12\x19.ladr.v1.LoadModelRequest\x1a\x14.ladr.v1.ModelStatus0\x01\x12@\n\x0bUnloadModel\x12\x1b.ladr.v1.UnloadModelRequest\x1a\x14.ladr.v1.ModelStatus\x12\x35\n\x05\x44rain\x12\x15.ladr.v1.DrainRequest\x1a\x15.ladr.v1.WorkerReportb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,11 +36,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSREQUEST']._serialized_start=80
   _globals['_GETSTATUSREQUEST']._serialized_end=98
   _globals['_LOADMODELREQUEST']._serialized_start=100
-  _globals['_LOADMODELREQUEST']._serialized_end=172
-  _globals['_UNLOADMODELREQUEST']._serialized_start=174
-  _globals['_UNLOADMODELREQUEST']._serialized_end=208
-  _globals['_DRAINREQUEST']._serialized_start=210
-  _globals['_DRAINREQUEST']._serialized_end=238
-  _globals['_WORKER']._serialized_start=241
-  _globals['_WORKER']._serialized_end=564
+  _globals['_LOADMODELREQUEST']._serialized_end=209
+  _globals['_UNLOADMODELREQUEST']._serialized_start=211
+  _globals['_UNLOADMODELREQUEST']._serialized_end=245
+  _globals['_DRAINREQUEST']._serialized_start=247
+  _globals['_DRAINREQUEST']._serialized_end=275
+  _globals['_WORKER']._serialized_start=278
+  _globals['_WORKER']._serialized_end=601
 # @@protoc_insertion_point(module_scope)

@@ -11,14 +11,18 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LoadModelRequest(_message.Message):
-    __slots__ = ("name", "source", "context_tokens")
+    __slots__ = ("name", "source", "context_tokens", "draft", "draft_tokens")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
     context_tokens: int
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., context_tokens: _Optional[int] = ...) -> None: ...
+    draft: str
+    draft_tokens: int
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., context_tokens: _Optional[int] = ..., draft: _Optional[str] = ..., draft_tokens: _Optional[int] = ...) -> None: ...
 
 class UnloadModelRequest(_message.Message):
     __slots__ = ("name",)

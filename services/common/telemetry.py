@@ -22,6 +22,13 @@ _SCRAPE_S = 5.0
 tracer = trace.get_tracer("ladr")
 
 
+_QUIETER = {
+    "httpx": logging.WARNING,  # one line a request, with the upstream's URL
+    "torchao": logging.ERROR,  # kernels of GPUs that are not here
+    "torch.utils._pytree": logging.ERROR,  # what torch says of torchao's own code
+}
+
+
 def set_up_logs(settings: TelemetrySettings, service: str) -> None:
     """One line an event on stderr, with the trace id where there is one; control bytes are escaped in both formats."""
     text = settings.log_format == "text" or (settings.log_format == "auto" and sys.stderr.isatty())
@@ -53,7 +60,8 @@ def set_up_logs(settings: TelemetrySettings, service: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line a request, with the upstream's URL
+    for name, level in _QUIETER.items():
+        logging.getLogger(name).setLevel(level)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -39,6 +39,9 @@ class WorkerCollector(Collector):
             drafted.add_metric(["accepted"], report.drafting.accepted_tokens)
             drafted.add_metric(["rejected"], report.drafting.drafted_tokens - report.drafting.accepted_tokens)
             yield drafted
+            yield GaugeMetricFamily(
+                "ladr_worker_draft_paused", "1 while the draft is left out, since it loses time", report.drafting.paused
+            )
         counts = worker.stats.counts()
         yield CounterMetricFamily("ladr_worker_tokens", "Tokens generated", value=counts.tokens)
         ended = CounterMetricFamily("ladr_worker_requests", "Requests that ended, by how", labels=["outcome"])

@@ -105,6 +105,7 @@ class Gauges:
     kv_used_ratio: float | None = None
     drafted_tokens: int | None = None  # since the start, with a draft model
     accepted_tokens: int = 0  # of those, the ones that the model kept
+    draft_paused: bool = False  # a draft is left out for now, since it loses time
 
 
 class Engine(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from ladr.config import ModelSettings
-from ladr.errors import AlreadyExists, EngineFailed, LadrError, NotFound, Overloaded
+from ladr.errors import AlreadyExists, EngineFailed, InvalidRequest, LadrError, NotFound, Overloaded
 from ladr.v1 import fleet_pb2
 from services.worker.engine import Engine
 
@@ -42,8 +42,11 @@ class _Model:
 class Models:
     """Models of one engine. `changed` is called after each change of a state, for a report without delay."""
 
-    def __init__(self, engine: Engine, max_models: int, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: Engine, max_models: int, changed: Callable[[], None], takes_drafts: bool = False
+    ) -> None:
         self._engine = engine
+        self._takes_drafts = takes_drafts
         self._max = max_models
         self._changed = changed
         self._models: dict[str, _Model] = {}
@@ -82,8 +85,10 @@ class Models:
     async def load(self, settings: ModelSettings) -> AsyncGenerator[fleet_pb2.ModelStatus]:
         """Load a model, telling each step; the load goes on if the caller does not stay.
 
-        Raises: AlreadyExists, Overloaded, and what the engine raises.
+        Raises: AlreadyExists, Overloaded, InvalidRequest (a draft for an engine that takes none), and what the engine raises.
         """
+        if settings.draft and not self._takes_drafts:
+            raise InvalidRequest("this worker's engine takes no draft model; transformers does", field="draft")
         name = settings.name
         held = self._models.get(name)
         if held and held.state != _FAILED and not held.expected:

@@ -48,8 +48,16 @@ class WorkerServicer:
             raise InvalidRequest("a model's name has 1 to 128 bytes", field="name")
         if request.context_tokens > MAX_CONTEXT_TOKENS:
             raise InvalidRequest(f"context_tokens is over {MAX_CONTEXT_TOKENS}", field="context_tokens")
+        if request.draft_tokens > 16:
+            raise InvalidRequest("draft_tokens is over 16", field="draft_tokens")
         return self._worker.models.load(
-            ModelSettings(name=request.name, source=request.source, context_tokens=request.context_tokens)
+            ModelSettings(
+                name=request.name,
+                source=request.source,
+                context_tokens=request.context_tokens,
+                draft=request.draft,
+                **({"draft_tokens": request.draft_tokens} if request.draft_tokens else {}),
+            )
         )
 
     async def unload_model(

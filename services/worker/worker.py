@@ -18,6 +18,7 @@ from ladr.routing.orders import class_of
 from ladr.v1 import fleet_pb2, generation_pb2
 from services.common.telemetry import tracer
 from services.worker.engine import End, Engine, EngineRequest, Gauges, Piece
+from services.worker.engines import DRAFTS
 from services.worker.gpus import Gpus
 from services.worker.messages import Times, load_message, messages
 from services.worker.models import Models
@@ -42,7 +43,7 @@ class Worker:
         self.address = ""
         self.stats = Stats()
         self.slots = Slots(settings.slots, settings.queue_limit)
-        self.models = Models(engine, settings.max_models, changed)
+        self.models = Models(engine, settings.max_models, changed, settings.engine in DRAFTS)
         self._engine = engine
         self._gpus = gpus
         self._changed = changed
@@ -216,7 +217,9 @@ class Worker:
 def _drafting(gauges: Gauges) -> fleet_pb2.DraftTotals | None:
     if gauges.drafted_tokens is None:
         return None
-    return fleet_pb2.DraftTotals(drafted_tokens=gauges.drafted_tokens, accepted_tokens=gauges.accepted_tokens)
+    return fleet_pb2.DraftTotals(
+        drafted_tokens=gauges.drafted_tokens, accepted_tokens=gauges.accepted_tokens, paused=gauges.draft_paused
+    )
 
 
 def _totals(totals: Totals) -> fleet_pb2.LatencyTotals:

@@ -104,3 +104,14 @@ async def test_a_failed_load_says_why_and_may_be_tried_again_and_the_number_is_b
         await load(held, "c")
     with pytest.raises(NotFound):
         await held.unload("c")
+
+
+async def test_a_draft_for_an_engine_that_takes_none_is_refused() -> None:
+    engine = Engine()
+    engine.let.set()
+    held = models(engine)
+    with pytest.raises(InvalidRequest, match="takes no draft") as caught:
+        async for _ in held.load(ModelSettings(name="a", draft="small")):
+            pass
+    assert caught.value.field == "draft"
+    assert states(held) == {}

@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import CannotResume, EngineFailed, InvalidRequest, NotFound, PromptTooLong
@@ -274,3 +275,48 @@ async def test_sources_outside_the_model_root_or_of_another_kind_are_refused(sav
         with pytest.raises(error):
             await engine.load(ModelSettings(name="x", source=source), lambda _: None)
     await engine.close()
+
+
+@pytest.fixture(scope="module")
+def draft(saved: Path) -> str:
+    """The source of a draft: the model without its layers 11 to 15."""
+    model = AutoModelForCausalLM.from_pretrained(saved / "smol", dtype=torch.float32)
+    kept = [layer for number, layer in enumerate(model.model.layers) if not 11 <= number <= 15]
+    model.model.layers = torch.nn.ModuleList(kept)
+    model.config.num_hidden_layers = len(kept)
+    model.config.layer_types = None
+    model.save_pretrained(saved / "draft")
+    AutoTokenizer.from_pretrained(saved / "smol").save_pretrained(saved / "draft")
+    return "draft"
+
+
+async def test_answers_with_a_draft_are_the_models_own_and_its_acceptance_is_told(
+    engine: TransformersEngine, reference: Any, draft: str
+) -> None:
+    seeded = request("Tell me a story.", Sampling(temperature=1.0, top_p=0.9, seed=7, max_tokens=16, logprobs=1))
+    alone = await answer(engine, seeded)
+    assert engine.gauges().drafted_tokens is None
+    await engine.load(ModelSettings(name="d", source="smol", draft=draft), lambda _: None)
+    try:
+        asked = [replace(request(question), model="d") for question in QUESTIONS[:3]]
+        together = await asyncio.gather(*(answer(engine, one) for one in [*asked, replace(seeded, model="d")]))
+        for question, (pieces, _) in zip(QUESTIONS, together[:3], strict=False):
+            assert tokens_of(pieces) == (await asyncio.to_thread(reference, question, 24))
+        pieces, end = together[3]
+        assert (tokens_of(pieces), text_of(pieces), end) == (tokens_of(alone[0]), text_of(alone[0]), alone[1])
+        before = engine.gauges()
+        assert before.drafted_tokens
+        assert 0 < before.accepted_tokens <= before.drafted_tokens
+    finally:
+        await engine.unload("d")
+    after_it = engine.gauges()
+    assert (after_it.drafted_tokens, after_it.accepted_tokens) == (before.drafted_tokens, before.accepted_tokens)
+
+
+async def test_a_draft_of_another_vocabulary_is_refused(engine: TransformersEngine, saved: Path) -> None:
+    other = LlamaConfig(vocab_size=64, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    LlamaForCausalLM(other).save_pretrained(saved / "other")
+    AutoTokenizer.from_pretrained(saved / "smol").save_pretrained(saved / "other")
+    with pytest.raises(InvalidRequest, match="another vocabulary") as caught:
+        await engine.load(ModelSettings(name="d", source="smol", draft="other"), lambda _: None)
+    assert caught.value.field == "draft"

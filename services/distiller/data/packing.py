@@ -35,6 +35,11 @@ class Packed:
     slots: tuple[tuple[tuple[int, int], int, int], ...]
 
     @property
+    def length(self) -> int:
+        """Tokens without the padding."""
+        return sum(length for _, _, length in self.slots)
+
+    @property
     def scored(self) -> int:
         return sum(label != MASKED for label in self.labels)
 

@@ -71,6 +71,11 @@ class Stream:
         return _take(self._waiting, self.reader.tokens, self.padding)
 
     @property
+    def epoch(self) -> int:
+        """How often the corpus has been gone round."""
+        return self._epoch
+
+    @property
     def position(self) -> dict[str, Any]:
         """Where the stream is: epoch, next record of its order, and the keys of the pieces that wait."""
         return {"epoch": self._epoch, "next": self._next, "waiting": [list(piece.key) for piece in self._waiting]}

@@ -15,6 +15,7 @@ _ENGINES = {
     "transformers": "TransformersEngine",
     "vllm": "VllmEngine",
 }
+DRAFTS = frozenset({"transformers"})  # engines that take a draft model
 
 
 def create(settings: WorkerSettings) -> Engine:

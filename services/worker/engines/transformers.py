@@ -23,7 +23,8 @@ from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import EngineFailed, InvalidRequest, LadrError
 from services.common.sources import locate
 from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
-from services.worker.engines.batching import Batch, Sequence, Step
+from services.worker.engines.batching import Batch, Draft, Sequence, Step
+from services.worker.engines.cache import Reader
 from services.worker.resume import answer_limit, catch_up, needed_ids
 from services.worker.text import AnswerText, refuse_hopeless
 
@@ -60,6 +61,7 @@ class TransformersEngine:
         self._settings = settings
         self._device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._models: dict[str, _Model] = {}
+        self._drafted = self._accepted = 0  # of models that were unloaded
 
     async def load(self, model: ModelSettings, progress: Callable[[float], None]) -> int:
         loaded = await asyncio.to_thread(self._load, model, progress)
@@ -68,7 +70,11 @@ class TransformersEngine:
         return loaded.batch.context
 
     async def unload(self, name: str) -> None:
-        await asyncio.to_thread(self._models.pop(name).close)
+        model = self._models.pop(name)
+        await asyncio.to_thread(model.close)
+        if draft := model.batch.draft:
+            self._drafted += draft.drafted
+            self._accepted += draft.accepted
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece | End]:
         model = self._models[request.model]
@@ -96,37 +102,59 @@ class TransformersEngine:
     def gauges(self) -> Gauges:
         models = list(self._models.values())
         room = sum(model.batch.slots * model.batch.context for model in models)
-        return Gauges(kv_used_ratio=sum(model.held_tokens for model in models) / room if room else None)
+        drafts = [model.batch.draft for model in models if model.batch.draft]
+        known = bool(drafts or self._drafted)
+        return Gauges(
+            kv_used_ratio=sum(model.held_tokens for model in models) / room if room else None,
+            drafted_tokens=self._drafted + sum(draft.drafted for draft in drafts) if known else None,
+            accepted_tokens=self._accepted + sum(draft.accepted for draft in drafts),
+            draft_paused=any(draft.governor.paused for draft in drafts),
+        )
 
     async def close(self) -> None:
         for name in list(self._models):
             await self.unload(name)
 
     def _load(self, model: ModelSettings, progress: Callable[[float], None]) -> _Model:
-        where, gguf = locate(model.source, self._settings.model_root, self._settings.allow_hub)
+        network, tokenizer = self._read(model.name, model.source, "source")
+        progress(0.7 if model.draft else 0.9)
+        context = min(
+            model.context_tokens or self._settings.context_tokens,
+            int(getattr(network.config, "max_position_embeddings", 0)) or 1 << 30,
+        )
+        draft = self._draft(model, network, tokenizer, context) if model.draft else None
+        progress(0.9)
+        batch = Batch(self._reader(network, context), self._settings.slots, context, draft)
+        return _Model(model.name, tokenizer, _vocabulary(network), batch, _ends(network, tokenizer))
+
+    def _draft(self, model: ModelSettings, network: Any, tokenizer: Any, context: int) -> Draft:
+        small, words = self._read(model.name, model.draft, "draft")
+        if _vocabulary(small) != _vocabulary(network) or words.get_vocab() != tokenizer.get_vocab():
+            raise InvalidRequest("the draft has another vocabulary than the model", field="draft")
+        if int(getattr(small.config, "max_position_embeddings", 0) or context) < context:
+            raise InvalidRequest("the draft has a shorter context than the model", field="draft")
+        return Draft(self._reader(small, context), model.draft_tokens)
+
+    def _read(self, name: str, source: str, field: str) -> tuple[Any, Any]:
+        """Network and tokenizer of a source. Raises: InvalidRequest, NotFound: by that field."""
+        where, gguf = locate(source, self._settings.model_root, self._settings.allow_hub)
         options: dict[str, Any] = {"trust_remote_code": False, **({"gguf_file": gguf} if gguf else {})}
         try:
             config = AutoConfig.from_pretrained(where, **options)
             tokenizer = AutoTokenizer.from_pretrained(where, **options)
             _refuse_other_caches(config)
-            progress(0.1)
             weights = AutoModelForCausalLM.from_pretrained(
                 where, dtype=self._dtype(config), **options, **({} if gguf else {"use_safetensors": True})
             )
         except (OSError, ValueError) as error:
-            log.warning("model_unreadable", model=model.name, reason=str(error)[:500])
+            log.warning("model_unreadable", model=name, reason=str(error)[:500])
             raise InvalidRequest(
-                "the source is no model that transformers can load from safetensors or GGUF", field="source"
+                f"the {field} is no model that transformers can load from safetensors or GGUF", field=field
             ) from error
-        progress(0.9)
-        network = weights.to(self._device).eval().requires_grad_(False)
-        context = min(
-            model.context_tokens or self._settings.context_tokens,
-            int(getattr(config, "max_position_embeddings", 0)) or 1 << 30,
-        )
-        batch = Batch(network, config.num_hidden_layers, self._settings.slots, context)
-        vocabulary = int(network.get_input_embeddings().num_embeddings)
-        return _Model(model.name, tokenizer, vocabulary, batch, _ends(network, tokenizer))
+        return weights.to(self._device).eval().requires_grad_(False), tokenizer
+
+    def _reader(self, network: Any, context: int) -> Reader:
+        return Reader(network, network.config.num_hidden_layers, self._settings.slots, context)
 
     def _dtype(self, config: Any) -> torch.dtype:
         if self._settings.dtype != "auto":
@@ -246,13 +274,16 @@ class _Model(threading.Thread):
 
     def _take(self, step: Step) -> None:
         """Emit the text that a new token completes, and the end if it is one."""
-        running, sequence = self._running[step.sequence], step.sequence
-        made = len(sequence.tokens) - sequence.prompt_length
+        sequence = step.sequence
+        running = self._running.get(sequence)
+        if running is None:
+            return  # it ended with a token before, in the same step
+        made = step.length - sequence.prompt_length
         if step.token in self._ends:
             self._end(running, End("stop", sequence.prompt_length, made - 1))
             return
         text, stopped = running.text.feed(step.token)
-        full = len(sequence.tokens) >= sequence.limit
+        full = step.length >= sequence.limit
         if full and not stopped:
             text += running.text.flush()
         running.answer.emit(Piece(text, (step.token,), 1, self._logprobs(step)))
@@ -276,6 +307,10 @@ class _Model(threading.Thread):
     def _drop(self, running: _Running) -> None:
         del self._running[running.sequence]
         self.batch.remove(running.sequence)
+
+
+def _vocabulary(network: Any) -> int:
+    return int(network.get_input_embeddings().num_embeddings)
 
 
 def _ends(network: Any, tokenizer: Any) -> frozenset[int]:

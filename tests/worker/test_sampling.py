@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from services.worker.engine import Sampling
-from services.worker.engines.batching import choose
+from services.worker.engines.sampling import choose
 
 
 def test_a_draw_follows_the_probabilities_and_keeps_to_top_k_and_top_p() -> None:
