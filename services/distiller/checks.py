@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ladr.config import DistillerSettings
 from ladr.errors import InvalidRequest, NotFound
 from services.common.sources import locate, under
-from services.distiller.devices import eligible
+from services.distiller.devices import eligible, enough
 from services.distiller.spec import Spec
 
 
@@ -20,9 +20,13 @@ def check(spec: Spec, settings: DistillerSettings, devices: Sequence[str]) -> No
         _model(spec.evaluation.judge_model, "spec.evaluation.judge_model", settings)
     if spec.data.path:
         _data(spec.data.path, settings)
-    if not eligible(spec.training.device, devices):
+    training = spec.training
+    if not eligible(training.device, devices):
         message = f"this service has no such device; it has {', '.join(devices)}"
         raise InvalidRequest(message, field="spec.training.device")
+    if not enough(training.device, training.processes, devices):
+        message = f"each process has a GPU, and there are {len(eligible(training.device, devices))} for this job"
+        raise InvalidRequest(message, field="spec.training.processes")
 
 
 def _model(source: str, field: str, settings: DistillerSettings) -> None:

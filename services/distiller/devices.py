@@ -30,23 +30,29 @@ def eligible(device: str, devices: Sequence[str]) -> list[str]:
     return [wanted] if wanted in devices else []
 
 
-def assign(waiting: Iterable[Job], free: Iterable[str], devices: Sequence[str]) -> list[tuple[Job, tuple[str, ...]]]:
-    """Who begins now, and on what. `waiting` is in order; what an earlier job waits for is no later one's.
+def enough(device: str, processes: int, devices: Sequence[str]) -> bool:
+    """Whether a job can run at all: on the processor with any number of processes, else with a GPU for each."""
+    return len(eligible(device, devices)) >= _wanted(eligible(device, devices), processes)
 
-    A job of several processes takes as many GPUs, or all that it may be put on if they are fewer; on the processor, one.
-    """
+
+def assign(waiting: Iterable[Job], free: Iterable[str], devices: Sequence[str]) -> list[tuple[Job, tuple[str, ...]]]:
+    """Who begins now, and on what. `waiting` is in order; what an earlier job waits for is no later one's."""
     left = set(free)
     begun = []
     for job in waiting:
         fit = eligible(job.device, devices)
-        want = min(len(fit), job.processes)
+        want = _wanted(fit, job.processes)
         there = [device for device in fit if device in left]
-        if want and len(there) >= want:
+        if len(there) >= want:
             begun.append((job, tuple(there[:want])))
             left -= set(there[:want])
         else:
             left -= set(there)
     return begun
+
+
+def _wanted(fit: Sequence[str], processes: int) -> int:
+    return 1 if fit == [CPU] else processes
 
 
 def _gpus() -> int:

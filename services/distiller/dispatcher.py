@@ -15,7 +15,7 @@ from ladr.config import DistillerSettings, env_name, plain
 from ladr.errors import JobsUnavailable, Overloaded
 from services.common.telemetry import tracer
 from services.distiller.child import Child
-from services.distiller.devices import assign, eligible
+from services.distiller.devices import assign, enough
 from services.distiller.log import last_lines
 from services.distiller.machine import Event, Fail, Failure, Job, Refused, Start, Yield
 from services.distiller.outcome import outcome
@@ -104,10 +104,10 @@ class Dispatcher:
         for job in self._store.live.values():
             if job.state != "queued" or job.id in self.running:
                 continue
-            if eligible(job.device, self._devices):
+            if enough(job.device, job.processes, self._devices):
                 waiting.append(job)
                 continue
-            message = f"this service has {', '.join(self._devices)} now, and not the device that the job asks for"
+            message = f"this service has {', '.join(self._devices)} now, and not what the job asks for"
             await self._tell(job.id, Fail(job.starts, Failure("NO_DEVICE", message)))
         if self._stopping:
             return

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from services.distiller.log import last_lines
 from services.distiller.machine import Die, Event, Fail, Failure, Mark, Succeed, Yield
-from services.distiller.place import Place
+from services.distiller.place import DONE, STOPPED, Place
 from services.distiller.progress import newest
 
 STUDENTS = "students"  # under the model root
-STOPPED = 75  # exit code of a trainer that was asked to stop, and has written a checkpoint
 _MOST_FIGURES = 100
 
 
@@ -27,7 +26,7 @@ def outcome(place: Place, code: int, told: bool, start: int, models: Path) -> Ev
         code: its exit code, or minus the signal that ended it. told: it had been asked to end.
         start: its number. models: the model root.
     """
-    if code == 0 and place.student.is_dir() and (place.report / "report.json").is_file():
+    if code == DONE and place.student.is_dir() and (place.report / "report.json").is_file():
         return _succeeded(place, start, models)
     said = place.read_failure()
     if code and said and said.reason:
@@ -37,7 +36,8 @@ def outcome(place: Place, code: int, told: bool, start: int, models: Path) -> Ev
     number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
     if number or code == STOPPED:
         return Die(start, mark(place), Failure(*_by_signal(number or signal.SIGTERM), last_lines(place.log)))
-    message = f"the trainer ended with exit code {code} and gave no reason; its last lines say more"
+    what = f"with exit code {code} and gave no reason" if code else "without a student and a report"
+    message = f"the trainer ended {what}; its last lines say more"
     return Fail(start, Failure("TRAINER_DIED", message, last_lines(place.log)))
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ladr.v1.distiller_pb2 import DISTILL_PHASE_TRAIN, DistillProgress
-from services.distiller.outcome import STOPPED
-from services.distiller.place import Place, write_whole
+from services.distiller.place import STOPPED, Place, write_whole
 
 STEP_S = 0.02
 

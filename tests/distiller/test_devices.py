@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.distiller.devices import assign, eligible, present
+from services.distiller.devices import assign, eligible, enough, present
 from services.distiller.machine import Job
 
 GPUS = ("cuda:0", "cuda:1", "cuda:2")
@@ -28,7 +28,8 @@ def made(asked: list[tuple[str, int]]) -> list[Job]:
 def test_no_device_is_given_twice_and_no_job_passes_one_that_waits_for_the_same(
     asked: list[tuple[str, int]], free: set[str], devices: tuple[str, ...]
 ) -> None:
-    waiting, free = made(asked), free & set(devices)
+    waiting = [job for job in made(asked) if enough(job.device, job.processes, devices)]
+    free &= set(devices)
     begun = dict(assign(waiting, sorted(free), devices))
     given_out = [device for taken in begun.values() for device in taken]
     assert len(given_out) == len(set(given_out))
@@ -37,13 +38,13 @@ def test_no_device_is_given_twice_and_no_job_passes_one_that_waits_for_the_same(
         fit = set(eligible(job.device, devices))
         if job in begun:
             assert set(begun[job]) <= fit
-            assert len(begun[job]) == min(job.processes, len(fit))
+            assert len(begun[job]) == (1 if fit == {"cpu"} else job.processes)
             assert not any(
                 set(eligible(earlier.device, devices)) & set(begun[job])
                 for earlier in waiting[:at]
                 if earlier not in begun
             )
-        elif fit:
+        else:
             before = {device for earlier in waiting[:at] for device in begun.get(earlier, ())}
             held = {
                 device
@@ -51,7 +52,7 @@ def test_no_device_is_given_twice_and_no_job_passes_one_that_waits_for_the_same(
                 if earlier not in begun
                 for device in eligible(earlier.device, devices)
             }
-            assert len(fit & (free - before - held)) < min(job.processes, len(fit))
+            assert len(fit & (free - before - held)) < (1 if fit == {"cpu"} else job.processes)
 
 
 def test_a_job_that_names_none_gets_a_gpu_where_there_is_one() -> None:
@@ -59,6 +60,14 @@ def test_a_job_that_names_none_gets_a_gpu_where_there_is_one() -> None:
     assert eligible("", ("cpu",)) == ["cpu"]
     assert eligible("cuda", ("cpu",)) == []
     assert eligible("cpu", GPUS) == []
+
+
+def test_each_process_has_a_gpu_and_on_the_processor_they_share_it() -> None:
+    assert enough("", 3, GPUS)
+    assert not enough("", 4, GPUS)
+    assert not enough("cuda:1", 2, GPUS)
+    assert enough("cpu", 4, (*GPUS, "cpu"))
+    assert not enough("tpu", 1, GPUS)
 
 
 @pytest.mark.parametrize("shown", ["", "-1", " "])

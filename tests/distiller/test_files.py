@@ -15,8 +15,8 @@ from services.distiller import outcome as outcomes
 from services.distiller import progress
 from services.distiller.log import keep_small, last_lines
 from services.distiller.machine import Die, Fail, Succeed, Yield
-from services.distiller.outcome import STOPPED, figures, outcome, publish
-from services.distiller.place import Place
+from services.distiller.outcome import figures, outcome, publish
+from services.distiller.place import STOPPED, Place
 
 
 @pytest.fixture

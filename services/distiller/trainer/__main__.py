@@ -53,7 +53,7 @@ def work(place: Place, spec: Spec, settings: DistillerSettings, stop: Stop, prog
     torch.set_num_threads(spec.training.threads or settings.threads)
     told = place
     try:
-        device = device_of(spec.training.device)
+        device = device_of(spec.training.device, settings.devices)
         ranks = join(device)
         told = launch.failure_of(place, ranks.rank) if launch.STORE in os.environ else place
         meter = Meter(place if ranks.first else None, partial(held_bytes, device), progress_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -65,11 +66,15 @@ class Ranks:
             fully_shard(module, mesh=init_device_mesh(device.split(":")[0], (self.count,)))
 
 
-def device_of(wanted: str) -> str:
-    """The device of this process: what is wanted, or cuda where there is one; several processes have a GPU each."""
-    device = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+def device_of(wanted: str, given: Sequence[str] = ()) -> str:
+    """The device of this process: one that the service gave to the job; without those what is wanted, or cuda where there is one.
+
+    Several processes have a GPU each.
+    """
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = given[local % len(given)] if given else wanted or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        device = f"cuda:{local}"
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     return device
