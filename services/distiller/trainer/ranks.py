@@ -67,7 +67,7 @@ class Ranks:
 
 
 def device_of(wanted: str, given: Sequence[str] = ()) -> str:
-    """The device of this process: one that the service gave to the job; without those what is wanted, or cuda where there is one.
+    """The device of this process: one that the service gave; without any what is wanted, or cuda where there is one.
 
     Several processes have a GPU each.
     """
