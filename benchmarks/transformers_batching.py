@@ -28,10 +28,10 @@ from transformers import (
 from transformers.utils import logging
 
 from benchmarks.report import Report, Spread, Table
+from services.common.sources import locate
 from services.worker.engine import Sampling
 from services.worker.engines.batching import Batch, Sequence
 from services.worker.engines.cache import Reader
-from services.worker.engines.sources import locate
 from tests.processes import ROOT
 
 CONTEXT = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+DISTILLER_ADDRESS = "127.0.0.1:50053"
 BUS_MESSAGE_BYTES = 128 << 20  # a full fleet in one update
 MAX_MESSAGE_BYTES = 16 << 20  # a prompt of millions of tokens
 

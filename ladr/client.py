@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ladr.answer import Answer
 from ladr.channel import DEFAULT_ADDRESS, MAX_MESSAGE_BYTES, client_options
+from ladr.distill_calls import DistillCalls
 from ladr.errors import DeadlineExceeded, Unreachable
 from ladr.exchange import Generating, Plain
 from ladr.failure import call_failed, not_ready
@@ -20,6 +21,7 @@ from ladr.job_calls import JobCalls
 from ladr.request import RequestOptions, edge_metadata, generate_request
 from ladr.stream import Generation, Stream
 from ladr.v1 import router_pb2 as pb
+from ladr.v1.distiller_pb2_grpc import DistillerStub
 from ladr.v1.router_pb2_grpc import RouterStub
 
 if TYPE_CHECKING:
@@ -30,8 +32,8 @@ _CALL_S = 10.0
 _RETRY_S = 0.1
 
 
-class Client(JobCalls):
-    """Talks to one router over one channel, on one event loop.
+class Client(JobCalls, DistillCalls):
+    """Talks to one router over one channel, on one event loop; with a distiller's address, to that.
 
     Use it as an async context manager, or `close` it. It connects at the first call. What can fail raises a LadrError:
     Unreachable (names the address), DeadlineExceeded, MessageTooLarge, and what the router says (see ladr.errors).
@@ -172,6 +174,9 @@ class Client(JobCalls):
 
     def _router(self) -> Any:
         return RouterStub(self._open())
+
+    def _distiller(self) -> Any:
+        return DistillerStub(self._open())
 
     def _kept(self, stream: S) -> S:
         self._streams.add(stream)

@@ -18,14 +18,14 @@ def call_failed(error: grpc.RpcError, address: str, begun: bool = False) -> Ladr
     if any(key == DETAILS_KEY for key, _ in trailing):
         return made
     if code is grpc.StatusCode.UNAVAILABLE and begun:
-        return Unreachable(f"the router at {address} went away; the answer is cut")
+        return Unreachable(f"the server at {address} went away; the answer is cut")
     if code is grpc.StatusCode.UNAVAILABLE:
         why = details.rpartition(": ")[2] if "last error" in details else details
         return Unreachable(f"no answer from {address} ({why}); check the address, and that the server runs there")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"{address} had not finished when the timeout passed; give it a longer one")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return LadrError(f"the server at {address} does not know this call ({details}); is it a LADR router?")
+        return LadrError(f"the server at {address} does not know this call ({details}); is it the right LADR service?")
     return made
 
 

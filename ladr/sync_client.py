@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ladr.answer import Answer
 from ladr.channel import DEFAULT_ADDRESS, MAX_MESSAGE_BYTES, client_options
+from ladr.distill_calls import SyncDistillCalls
 from ladr.errors import DeadlineExceeded, Unreachable
 from ladr.exchange import Generating, Plain
 from ladr.failure import call_failed, not_ready
@@ -18,6 +19,7 @@ from ladr.job_calls import SyncJobCalls
 from ladr.request import RequestOptions, edge_metadata, generate_request
 from ladr.sync_stream import SyncGeneration, SyncStream
 from ladr.v1 import router_pb2 as pb
+from ladr.v1.distiller_pb2_grpc import DistillerStub
 from ladr.v1.router_pb2_grpc import RouterStub
 
 S = TypeVar("S", bound=SyncStream[Any, Any])
@@ -25,7 +27,7 @@ _CALL_S = 10.0
 _RETRY_S = 0.1
 
 
-class SyncClient(SyncJobCalls):
+class SyncClient(SyncJobCalls, SyncDistillCalls):
     """Talks to one router over one channel. Arguments and errors are those of `ladr.Client`.
 
     Use it as a context manager, or `close` it.
@@ -42,6 +44,7 @@ class SyncClient(SyncJobCalls):
         self._edge = edge_metadata(edge_latency)
         self._channel = grpc.insecure_channel(address, options=client_options(max_message_bytes))
         self._router: Any = RouterStub(self._channel)
+        self._distiller: Any = DistillerStub(self._channel)
         self._closed = False
         self._streams: weakref.WeakSet[SyncStream[Any, Any]] = weakref.WeakSet()
 

@@ -20,10 +20,13 @@ START_S = 60.0
 
 
 class Process:
-    """One `python -m services.NAME`; `port` and `http_port` are known after `serving`."""
+    """One `python -m services.NAME`, or another `module` in its place; `port` and `http_port` are known after `serving`."""
 
-    def __init__(self, service: str, environment: Mapping[str, str], start_s: float = START_S) -> None:
+    def __init__(
+        self, service: str, environment: Mapping[str, str], start_s: float = START_S, module: str = ""
+    ) -> None:
         self.service = service
+        self._module = module or f"services.{service}"
         self._start_s = start_s
         self._environment = dict(environment)
         self._lines: deque[str] = deque(maxlen=400)
@@ -59,7 +62,7 @@ class Process:
         self._served.clear()
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(ROOT / "ladr/cli/leash.py"), str(os.getpid())),
-            *(sys.executable, "-m", f"services.{self.service}"),
+            *(sys.executable, "-m", self._module),
             stderr=asyncio.subprocess.PIPE,
             env=environment,
             cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What README and docs show is run, against a mesh of simulated workers."""
+"""What README and docs show is run, against a mesh of simulated workers and a distiller whose trainers are played."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest_asyncio
 import yaml
 
 from ladr import config
+from tests.distiller.distillers import distiller
 from tests.load import channel_to, eligible
 from tests.processes import ROOT, Mesh, mesh
 
@@ -50,14 +51,20 @@ async def run(*command: str) -> tuple[int | None, str]:
     return process.returncode, output.decode()
 
 
-async def test_every_python_example_runs(fleet: Mesh) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def distilling(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    async with distiller(tmp_path_factory.mktemp("distiller")) as (_, client):
+        yield client.address
+
+
+async def test_every_python_example_runs(fleet: Mesh, distilling: str) -> None:
     examples = blocks("python")
     assert len(examples) >= 2
     for page, code in examples:
         if "asyncio.run" not in code:
             body = textwrap.indent(code, "    ")
             code = f"import asyncio\nfrom ladr import Client\nasync def main():\n{body}\nasyncio.run(main())"
-        code = code.replace("127.0.0.1:50051", fleet.router.address)
+        code = code.replace("127.0.0.1:50051", fleet.router.address).replace("127.0.0.1:50053", distilling)
         status, output = await run(sys.executable, "-W", "error", "-c", code)
         assert status == 0, f"{page}: {output}"
 

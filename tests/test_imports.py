@@ -14,6 +14,7 @@ import pytest
         ("services.router.__main__", ["torch", "transformers", "xllamacpp", "redis"]),
         ("services.metrics.__main__", ["torch", "transformers", "xllamacpp"]),
         ("services.worker.__main__", ["torch", "transformers", "xllamacpp"]),
+        ("services.distiller.__main__", ["torch", "transformers", "xllamacpp", "matplotlib"]),
         (
             "ladr",
             ["services", "torch", "redis", "click", "rich", "structlog", "opentelemetry.sdk", "prometheus_client"],

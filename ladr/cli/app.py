@@ -12,6 +12,7 @@ import click
 from ladr.cli.bench import bench
 from ladr.cli.chat import chat
 from ladr.cli.configuration import config
+from ladr.cli.distill import distill
 from ladr.cli.doctor import doctor
 from ladr.cli.fleet import drain, workers
 from ladr.cli.generate import generate
@@ -73,5 +74,6 @@ def main() -> None:
     """
 
 
-for command in (up, chat, generate, jobs, workers, drain, bench, doctor, config, *map(service_command, SERVICES)):
+_commands = (up, chat, generate, jobs, workers, drain, distill, bench, doctor, config)
+for command in (*_commands, *map(service_command, SERVICES)):
     main.add_command(command)

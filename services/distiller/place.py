@@ -3,10 +3,15 @@
 spec.json        the whole job (written by the service before the first start)
 progress.jsonl   a `DistillProgress` in each line (written by the trainer, read by the service)
 trainer.log      what the trainer prints
+initial/         the student before its first step, with student.json: what it was made of
+taught/          the teacher's most likely tokens, where the objective wants them stored
 checkpoints/     the newest ones
 student/         the student: safetensors, tokenizer, model card, hashes
 report/          report.json, report.html
 failure.json     why the trainer gave up, if it knows (a `DistillError`)
+
+The trainer's exit status says how it ended: DONE, FAILED (see failure.json), or STOPPED: it was told to stop (SIGTERM), wrote
+a checkpoint, and goes on from there when it is started again.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from ladr.v1.distiller_pb2 import DistillError, DistillProgress
 from services.distiller.spec import Spec
 
+DONE, FAILED, STOPPED = 0, 1, 75
 _TORN = (ParseError, UnicodeDecodeError)
 
 
@@ -41,6 +47,14 @@ class Place:
     @property
     def log(self) -> Path:
         return self.root / "trainer.log"
+
+    @property
+    def initial(self) -> Path:
+        return self.root / "initial"
+
+    @property
+    def taught(self) -> Path:
+        return self.root / "taught"
 
     @property
     def checkpoints(self) -> Path:

@@ -23,7 +23,7 @@ from tests.processes import ROOT
 
 BIN = Path(sys.executable).parent
 ENVIRON = {"LADR_REDIS_PASSWORD": "only-for-this-test"}
-PROFILES = {"observe": {"prometheus", "otel-collector", "jaeger"}, "gpu": {"worker-gpu"}}
+PROFILES = {"observe": {"prometheus", "otel-collector", "jaeger"}, "gpu": {"worker-gpu"}, "distill": {"distiller"}}
 MESH = ("redis", "metrics", "router", "worker-1", "worker-2")
 
 

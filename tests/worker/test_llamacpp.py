@@ -17,11 +17,11 @@ import pytest
 
 from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import CannotResume, InvalidRequest, NotFound, PromptTooLong
+from services.common.sources import locate
 from services.worker import engines
 from services.worker.engine import Continuation, EngineRequest, Message, Piece, Sampling
 from services.worker.engines.gguf_header import read_header
 from services.worker.engines.llamacpp import LlamaCppEngine
-from services.worker.engines.sources import locate
 from tests.engines import after, answer, chat, raw, text_of
 
 CANCEL_S = 0.25

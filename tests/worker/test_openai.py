@@ -26,10 +26,10 @@ from ladr.errors import (
     PromptTooLong,
     Unreachable,
 )
+from services.common.sources import locate
 from services.worker import engines
 from services.worker.engine import End, EngineRequest, Message, Piece, Sampling
 from services.worker.engines.openai import OpenAIEngine
-from services.worker.engines.sources import locate
 from tests.engines import after, answer, chat, raw, text_of
 
 KEY = "sk-secret"

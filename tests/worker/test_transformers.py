@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import CannotResume, EngineFailed, InvalidRequest, NotFound, PromptTooLong
+from services.common.sources import locate
 from services.worker.engine import Continuation, EngineRequest, Message, Piece, Sampling
-from services.worker.engines.sources import locate
 from services.worker.engines.transformers import TransformersEngine
 from tests.engines import after, answer, text_of, tokens_of
 

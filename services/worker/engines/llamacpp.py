@@ -33,9 +33,9 @@ import xllamacpp
 
 from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import CannotResume, EngineFailed, InvalidRequest, LadrError, NotFound, PromptTooLong
+from services.common.sources import locate_file
 from services.worker.engine import End, EngineRequest, Gauges, Piece, Reason, TokenLogprob
 from services.worker.engines.gguf_header import Header, read_header
-from services.worker.engines.sources import locate_file
 from services.worker.resume import answer_limit
 from services.worker.text import StopScanner, refuse_hopeless, token_logprobs
 

@@ -21,10 +21,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import EngineFailed, InvalidRequest, LadrError
+from services.common.sources import locate
 from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
 from services.worker.engines.batching import Batch, Draft, Sequence, Step
 from services.worker.engines.cache import Reader
-from services.worker.engines.sources import locate
 from services.worker.resume import answer_limit, catch_up, needed_ids
 from services.worker.text import AnswerText, refuse_hopeless
 

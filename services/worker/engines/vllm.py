@@ -21,8 +21,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import EngineFailed, InvalidRequest
+from services.common.sources import locate
 from services.worker.engine import End, EngineRequest, Gauges, Piece, Reason, TokenLogprob
-from services.worker.engines.sources import locate
 from services.worker.resume import answer_limit, catch_up, needed_ids
 from services.worker.text import AnswerText, refuse_hopeless
 

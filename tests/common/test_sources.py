@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ladr.errors import InvalidRequest, NotFound
-from services.worker.engines.sources import locate, locate_file
+from services.common.sources import locate, locate_file
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def locate(source: str, root: Path, allow_hub: bool = False) -> tuple[str, str]:
     if not source:
         path = _bundled()
         return str(path.parent), path.name
-    path = _under(root, source)
+    path = under(root, source)
     if path.is_file() and path.suffix == ".gguf":
         return str(path.parent), path.name
     if path.is_dir():
@@ -27,7 +27,7 @@ def locate(source: str, root: Path, allow_hub: bool = False) -> tuple[str, str]:
     if allow_hub and _HUB_NAME.fullmatch(source):
         return source, ""
     raise NotFound(
-        "no such directory or .gguf file under worker.model_root (hub names need worker.allow_hub)",
+        "no such directory or .gguf file under the model root (a hub name needs allow_hub: true)",
         resource=("model", source[:128]),
     )
 
@@ -37,11 +37,11 @@ def locate_file(source: str, root: Path) -> Path:
 
     Raises: InvalidRequest: outside the model root, or no file. NotFound: nothing there.
     """
-    path = _under(root, source) if source else _bundled()
+    path = under(root, source) if source else _bundled()
     if path.is_dir():
         raise InvalidRequest("this engine loads a file, and the source is a directory", field="source")
     if not path.exists():
-        raise NotFound("no such file under worker.model_root", resource=("model", source[:128]))
+        raise NotFound("no such file under the model root", resource=("model", source[:128]))
     return path
 
 
@@ -54,14 +54,18 @@ def _bundled() -> Path:
     return files[0]
 
 
-def _under(root: Path, source: str) -> Path:
-    """The path of a source, links followed; it must lie under the root."""
+def under(root: Path, source: str, what: str = "model", field: str = "source") -> Path:
+    """The path of a source, links followed; it must lie under the root.
+
+    Args: what: what the root is of, and field: the request's field, both for the error alone.
+    Raises: InvalidRequest: it does not, or it is no path.
+    """
     try:
         base = root.resolve()
         path = (base / source).resolve()
         path.exists()
     except (OSError, RuntimeError, ValueError):  # a loop of links, a name too long, a null byte
-        raise InvalidRequest("the source is not a path", field="source") from None
+        raise InvalidRequest("the source is not a path", field=field) from None
     if not path.is_relative_to(base):
-        raise InvalidRequest("the source lies outside the model root", field="source")
+        raise InvalidRequest(f"the source lies outside the {what} root", field=field)
     return path

@@ -1,0 +1,184 @@
+"""What clients do with distillation jobs: the methods of `Client` and of its twin without asyncio, at a distiller's address."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Literal
+
+from google.protobuf.json_format import ParseDict, ParseError
+
+from ladr.errors import InvalidRequest
+from ladr.exchange import Plain
+from ladr.stream import Stream
+from ladr.sync_stream import SyncStream
+from ladr.v1 import distiller_pb2 as pb
+
+DistillState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+Spec = pb.DistillSpec | Mapping[str, Any] | None
+DistillWatch = Stream[pb.WatchDistillJobResponse, pb.WatchDistillJobResponse]
+SyncDistillWatch = SyncStream[pb.WatchDistillJobResponse, pb.WatchDistillJobResponse]
+_CALL_S = 10.0
+_DELETE_S = 60.0  # many files may have to go
+_PAGE = 200
+
+
+def distill_spec(values: Mapping[str, Any]) -> pb.DistillSpec:
+    """A spec from plain values by the contract's names: {"student": {"layers": 20}}. Raises: InvalidRequest: it has others."""
+    try:
+        return ParseDict(dict(values), pb.DistillSpec())
+    except (ParseError, AttributeError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"not a spec: {error}", field="spec") from None
+
+
+def distill_state(job: pb.DistillJob) -> str:
+    """DISTILL_STATE_QUEUED → "queued"; "unspecified" for one that this client does not know."""
+    if job.state not in pb.DistillState.values():
+        return "unspecified"
+    return pb.DistillState.Name(job.state).removeprefix("DISTILL_STATE_").lower()
+
+
+def _create(spec: Spec, request_id: str) -> pb.CreateDistillJobRequest:
+    whole = spec if isinstance(spec, pb.DistillSpec) else distill_spec(spec or {})
+    return pb.CreateDistillJobRequest(spec=whole, request_id=request_id)
+
+
+def _page_request(state: DistillState | None) -> pb.ListDistillJobsRequest:
+    number = pb.DistillState.Value(f"DISTILL_STATE_{state.upper()}") if state else 0
+    return pb.ListDistillJobsRequest(page_size=_PAGE, state=number)  # type: ignore[arg-type]  # 0 is the enum's too
+
+
+class DistillCalls:
+    """Distillation jobs of an asyncio client."""
+
+    address: str
+    _distiller: Any
+    _unary: Any
+    _kept: Any
+
+    async def create_distill_job(
+        self, spec: Spec = None, *, request_id: str = "", timeout: float | None = _CALL_S
+    ) -> pb.DistillJob:
+        """Give a job: it goes on though this client goes away. With a `request_id` the call can be repeated.
+
+        Args: spec: what to do, as a message or as plain values (see `distill_spec`); what is left out has its default.
+        Raises: InvalidRequest, AlreadyExists: the request_id belongs to another spec. Overloaded, JobsUnavailable.
+        """
+        job: pb.DistillJob = await self._unary(self._distiller().CreateDistillJob, _create(spec, request_id), timeout)
+        return job
+
+    async def get_distill_job(self, job_id: str, *, timeout: float | None = _CALL_S) -> pb.DistillJob:
+        """A job with its newest progress. Raises: NotFound."""
+        request = pb.GetDistillJobRequest(id=job_id)
+        job: pb.DistillJob = await self._unary(self._distiller().GetDistillJob, request, timeout)
+        return job
+
+    async def distill_jobs(
+        self, state: DistillState | None = None, *, timeout: float | None = _CALL_S
+    ) -> AsyncIterator[pb.DistillJob]:
+        """All jobs in the order in which they were made, for `async for`. `timeout`: seconds a page."""
+        request = _page_request(state)
+        while True:
+            page: pb.ListDistillJobsResponse = await self._unary(self._distiller().ListDistillJobs, request, timeout)
+            for job in page.jobs:
+                yield job
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def watch_distill_job(self, job_id: str, *, from_start: bool = False, timeout: float | None = None) -> DistillWatch:
+        """A job, then its progress, then the job as it ended, for `async for`. `from_start`: what there was before, too."""
+        request = pb.WatchDistillJobRequest(id=job_id, from_start=from_start)
+        call = self._distiller().WatchDistillJob(request, timeout=timeout)
+        watch: DistillWatch = self._kept(Stream(call, Plain[pb.WatchDistillJobResponse](), self.address))
+        return watch
+
+    async def cancel_distill_job(self, job_id: str, *, timeout: float | None = _CALL_S) -> pb.DistillJob:
+        """Stop a job; one that has ended stays as it is. Raises: NotFound."""
+        request = pb.CancelDistillJobRequest(id=job_id)
+        job: pb.DistillJob = await self._unary(self._distiller().CancelDistillJob, request, timeout)
+        return job
+
+    async def resume_distill_job(self, job_id: str, *, timeout: float | None = _CALL_S) -> pb.DistillJob:
+        """Go on with a job that failed or was cancelled, from its last checkpoint. Raises: NotFound, WrongState, Overloaded."""
+        request = pb.ResumeDistillJobRequest(id=job_id)
+        job: pb.DistillJob = await self._unary(self._distiller().ResumeDistillJob, request, timeout)
+        return job
+
+    async def delete_distill_job(self, job_id: str, *, timeout: float | None = _DELETE_S) -> None:
+        """Forget a job that has ended, with its files and its student. Raises: NotFound, WrongState."""
+        await self._unary(self._distiller().DeleteDistillJob, pb.DeleteDistillJobRequest(id=job_id), timeout)
+
+    async def get_distill_report(self, job_id: str, *, timeout: float | None = _CALL_S) -> pb.DistillReport:
+        """What was measured of a job's student. Raises: NotFound, WrongState: there is no report yet."""
+        request = pb.GetDistillReportRequest(id=job_id)
+        report: pb.DistillReport = await self._unary(self._distiller().GetDistillReport, request, timeout)
+        return report
+
+
+class SyncDistillCalls:
+    """Distillation jobs of a client without asyncio; arguments and errors are those of `DistillCalls`."""
+
+    address: str
+    _distiller: Any
+    _unary: Any
+    _kept: Any
+    _check_open: Any
+
+    def create_distill_job(
+        self, spec: Spec = None, *, request_id: str = "", timeout: float | None = _CALL_S
+    ) -> pb.DistillJob:
+        """Give a job."""
+        job: pb.DistillJob = self._unary(self._distiller.CreateDistillJob, _create(spec, request_id), timeout)
+        return job
+
+    def get_distill_job(self, job_id: str, *, timeout: float | None = _CALL_S) -> pb.DistillJob:
+        """A job with its newest progress."""
+        job: pb.DistillJob = self._unary(self._distiller.GetDistillJob, pb.GetDistillJobRequest(id=job_id), timeout)
+        return job
+
+    def distill_jobs(
+        self, state: DistillState | None = None, *, timeout: float | None = _CALL_S
+    ) -> Iterator[pb.DistillJob]:
+        """All jobs in the order in which they were made."""
+        request = _page_request(state)
+        while True:
+            page: pb.ListDistillJobsResponse = self._unary(self._distiller.ListDistillJobs, request, timeout)
+            yield from page.jobs
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def watch_distill_job(
+        self, job_id: str, *, from_start: bool = False, timeout: float | None = None
+    ) -> SyncDistillWatch:
+        """A job, then its progress, then the job as it ended, for `for`."""
+        self._check_open()
+        request = pb.WatchDistillJobRequest(id=job_id, from_start=from_start)
+        call = self._distiller.WatchDistillJob(request, timeout=timeout)
+        watch: SyncDistillWatch = self._kept(SyncStream(call, Plain[pb.WatchDistillJobResponse](), self.address))
+        return watch
+
+    def cancel_distill_job(self, job_id: str, *, timeout: float | None = _CALL_S) -> pb.DistillJob:
+        """Stop a job."""
+        job: pb.DistillJob = self._unary(
+            self._distiller.CancelDistillJob, pb.CancelDistillJobRequest(id=job_id), timeout
+        )
+        return job
+
+    def resume_distill_job(self, job_id: str, *, timeout: float | None = _CALL_S) -> pb.DistillJob:
+        """Go on with a job that failed or was cancelled."""
+        job: pb.DistillJob = self._unary(
+            self._distiller.ResumeDistillJob, pb.ResumeDistillJobRequest(id=job_id), timeout
+        )
+        return job
+
+    def delete_distill_job(self, job_id: str, *, timeout: float | None = _DELETE_S) -> None:
+        """Forget a job that has ended."""
+        self._unary(self._distiller.DeleteDistillJob, pb.DeleteDistillJobRequest(id=job_id), timeout)
+
+    def get_distill_report(self, job_id: str, *, timeout: float | None = _CALL_S) -> pb.DistillReport:
+        """What was measured of a job's student."""
+        report: pb.DistillReport = self._unary(
+            self._distiller.GetDistillReport, pb.GetDistillReportRequest(id=job_id), timeout
+        )
+        return report

@@ -1,0 +1,44 @@
+"""What can be known of a job before it is taken: its models, data and device are there, and inside their roots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ladr.config import DistillerSettings
+from ladr.errors import InvalidRequest, NotFound
+from services.common.sources import locate, under
+from services.distiller.devices import eligible, enough
+from services.distiller.spec import Spec
+
+
+def check(spec: Spec, settings: DistillerSettings, devices: Sequence[str]) -> None:
+    """Raises: InvalidRequest: names the field and what to do."""
+    _model(spec.teacher, "spec.teacher", settings)
+    if spec.student.kind == "model":
+        _model(spec.student.source, "spec.student.source", settings)
+    if spec.evaluation.judge == "likelihood" and spec.evaluation.judge_model:
+        _model(spec.evaluation.judge_model, "spec.evaluation.judge_model", settings)
+    if spec.data.path:
+        _data(spec.data.path, settings)
+    training = spec.training
+    if not eligible(training.device, devices):
+        message = f"this service has no such device; it has {', '.join(devices)}"
+        raise InvalidRequest(message, field="spec.training.device")
+    if not enough(training.device, training.processes, devices):
+        message = f"each process has a GPU, and there are {len(eligible(training.device, devices))} for this job"
+        raise InvalidRequest(message, field="spec.training.processes")
+
+
+def _model(source: str, field: str, settings: DistillerSettings) -> None:
+    try:
+        locate(source, settings.model_root, settings.allow_hub)
+    except (InvalidRequest, NotFound) as error:
+        raise InvalidRequest(error.message, field=field) from None
+
+
+def _data(source: str, settings: DistillerSettings) -> None:
+    path = under(settings.data_root, source, "data", "spec.data.path")
+    if not path.exists():
+        raise InvalidRequest("there is no such file under the data root", field="spec.data.path")
+    if path.is_file() and not path.stat().st_size:
+        raise InvalidRequest("the file is empty: give one with a record in each line", field="spec.data.path")

@@ -1,0 +1,107 @@
+"""A JSON Lines file, and where each of its records begins: what is trained on, and what is held out.
+
+The file is read once from end to end before the first step, so that a broken line is named then; after that records are read
+one by one from where they lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladr.errors import InvalidRequest
+from services.common.sources import under
+from services.distiller.data.record import Broken, Record, read
+from services.distiller.refused import Refused
+
+BUNDLED = Path(__file__).with_name("conversations.jsonl")
+LINE_BYTES = 64 << 20
+Offsets = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """`train` and `held_out`: the byte at which each record begins, in the file's order. `digest`: of the whole file."""
+
+    path: Path
+    train: Offsets
+    held_out: Offsets
+    digest: str
+
+    def read(self, offset: int) -> Record:
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            return read(file.readline(LINE_BYTES))
+
+
+def find(source: str, root: Path) -> Path:
+    """The file of `data.path`; empty is the one that comes with the service.
+
+    Raises: Refused: it lies outside the data root, or is not there.
+    """
+    if not source:
+        return BUNDLED
+    try:
+        path = under(root, source, "data", "data.path")
+    except InvalidRequest as error:
+        raise Refused("DATA_PATH", error.message) from None
+    if not path.is_file():
+        raise Refused("DATA_PATH", "data.path names no file under the data root: put the JSON Lines file there")
+    return path
+
+
+def scan(path: Path, holdout: float, seed: int) -> Corpus:
+    """Look at each line once.
+
+    Which records are held out is a matter of their bytes and the seed alone: another order of the lines, or more of them,
+    moves none. Of two records or more, at least one is held out.
+    Args: holdout: the share that is held out, over 0 and under 1.
+    Raises: Refused: a line is no record (named by its number), or there is nothing to train on.
+    """
+    train, held_out = array("q"), array("q")
+    limit = int(holdout * 2**64)
+    least, least_offset = 2**64, -1
+    whole = hashlib.blake2b(digest_size=16)
+    offset = number = 0
+    with path.open("rb") as file:
+        while line := file.readline(LINE_BYTES):
+            number += 1
+            whole.update(line)
+            if line.strip():
+                _check(line, number)
+                rank = _rank(line, seed)
+                (held_out if rank < limit else train).append(offset)
+                if rank < least:
+                    least, least_offset = rank, offset
+            offset += len(line)
+    if not held_out and len(train) > 1:
+        train.remove(least_offset)
+        held_out.append(least_offset)
+    if not train:
+        raise Refused(
+            "DATA_EMPTY", "the data has no record to train on: give a file with more lines, or a lower data.holdout"
+        )
+    return Corpus(path, np.array(train), np.array(held_out, dtype=np.int64), whole.hexdigest())
+
+
+def _check(line: bytes, number: int) -> None:
+    if len(line) == LINE_BYTES and not line.endswith(b"\n"):
+        raise Refused(
+            "DATA_BROKEN", f"line {number} of the data is longer than {LINE_BYTES >> 20} MiB: split the record"
+        )
+    try:
+        read(line)
+    except Broken as error:
+        raise Refused("DATA_BROKEN", f"line {number} of the data: {error}; mend it or take it out") from None
+
+
+def _rank(line: bytes, seed: int) -> int:
+    """A number under 2⁶⁴ that is as good as drawn, and always the same for this record."""
+    return int.from_bytes(
+        hashlib.blake2b(line.strip(), digest_size=8, key=seed.to_bytes(8, "little")).digest(), "little"
+    )

@@ -1,0 +1,54 @@
+"""A student of some of the teacher's layers, which are copied bit for bit, as is all else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from services.distiller.layers import layers
+from services.distiller.refused import Refused
+
+
+def most_influential(influence: Sequence[float], count: int) -> list[int]:
+    """The first layer and the last, and of the rest those with the greatest influence; ascending. Of equals, the earlier.
+
+    The first two of these are no choice of the measure: the first layer reads the embeddings and the last writes what the head
+    reads, and without them every other layer works on what it has never seen.
+    """
+    inner = sorted(range(1, len(influence) - 1), key=lambda index: -influence[index])
+    ends = [len(influence) - 1, 0][: max(count, 0)]
+    return sorted({*ends, *inner[: max(count - len(ends), 0)]})
+
+
+def evenly_spaced(layers: int, count: int) -> list[int]:
+    """So many of the layers at even distances, the first and the last among them (of one: the last)."""
+    if count == 1:
+        return [layers - 1]
+    return [(index * (layers - 1) + (count - 1) // 2) // (count - 1) for index in range(count)]
+
+
+def cut(teacher: Any, kept: Sequence[int]) -> Any:
+    """A copy of the teacher with only these layers, ascending. The teacher stays as it is.
+
+    Raises: Refused: a layer is not there, or none is left.
+    """
+    whole = layers(teacher)
+    if not kept or kept[0] < 0 or kept[-1] >= len(whole):
+        raise Refused(
+            "LAYERS_MISMATCH", f"the teacher has {len(whole)} layers: keep 1 to {len(whole)} of them, from 0 on."
+        )
+    try:
+        teacher.base_model.layers = type(whole)([whole[index] for index in kept])  # so that only these are copied
+        student = copy.deepcopy(teacher)
+    finally:
+        teacher.base_model.layers = whole
+    for name, value in vars(student.config).items():
+        if isinstance(value, list) and len(value) == len(whole):  # one for each layer: layer_types…
+            setattr(student.config, name, [value[index] for index in kept])
+    student.config.num_hidden_layers = len(kept)
+    for index, layer in enumerate(layers(student)):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = index
+    return student

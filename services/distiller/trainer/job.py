@@ -1,0 +1,57 @@
+"""What the phases of a job share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ladr.config_distiller import DistillerSettings
+from services.distiller.data.stream import Reader
+from services.distiller.place import Place
+from services.distiller.spec import Spec
+from services.distiller.trainer.meter import Meter
+from services.distiller.trainer.ranks import Ranks
+from services.distiller.trainer.stop import Stop
+
+
+@dataclass(eq=False)
+class Job:
+    """A job in this process.
+
+    Attributes:
+        device: torch device of this process.
+        tokenizer: the teacher's.
+        reader: the records as documents.
+        ends: tokens that end a turn.
+        padding: token that fills sequences up.
+        teacher: frozen, on the device; None once nothing needs it.
+        student: in training, in float32, on the device.
+        layer_map: pairs of a student's layer and the teacher's layer that it is compared with.
+        vocabulary: how many logits are compared.
+    """
+
+    place: Place
+    spec: Spec
+    settings: DistillerSettings
+    ranks: Ranks
+    device: str
+    stop: Stop
+    meter: Meter
+    tokenizer: Any = None
+    reader: Reader = field(init=False)
+    ends: tuple[int, ...] = ()
+    padding: int = 0
+    teacher: Any = None
+    student: Any = None
+    layer_map: tuple[tuple[int, int], ...] = ()
+    vocabulary: int = 0
+
+    @property
+    def teacher_runs(self) -> bool:
+        """Whether the teacher is needed at each step."""
+        objective = self.spec.objective
+        return bool(
+            (objective.kl_weight and not objective.teacher_top_k)
+            or objective.attention_weight
+            or objective.hidden_weight
+        )

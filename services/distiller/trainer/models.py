@@ -1,0 +1,100 @@
+"""Models and tokenizers from safetensors or GGUF; code that lies beside them is never run."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from ladr.config_distiller import DistillerSettings
+from services.common.sources import locate
+from services.distiller.refused import Refused
+from services.distiller.trainer.directory import new_directory
+
+log = logging.getLogger(__name__)
+
+
+def find(source: str, settings: DistillerSettings) -> str:
+    """Directory (or hub name) of a model as safetensors; one that comes as GGUF is converted first, once for all jobs.
+
+    Raises: LadrError: it lies outside the model root, or is not there. Refused: it cannot be read.
+    """
+    where, gguf = locate(source, settings.model_root, settings.allow_hub)
+    return str(_converted(Path(where), gguf, settings.state / "models")) if gguf else where
+
+
+def config(where: str) -> Any:
+    return _read(AutoConfig, where)
+
+
+def tokenizer(where: str) -> Any:
+    """Raises: Refused: there is none."""
+    return _read(AutoTokenizer, where)
+
+
+def weights(where: str, dtype: torch.dtype | str = "auto") -> Any:
+    """The model, on the processor. `dtype` "auto": as it was saved.
+
+    Raises: Refused: it cannot be read.
+    """
+    return _read(AutoModelForCausalLM, where, dtype=dtype, use_safetensors=True)
+
+
+def ends(where: str, tokens: Any) -> tuple[int, ...]:
+    """Tokens that end a turn, by the tokenizer and the model's settings for generation."""
+    try:
+        settings = GenerationConfig.from_pretrained(where)
+    except OSError:  # it has none of its own
+        settings = GenerationConfig.from_model_config(config(where))
+    given = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
+    return tuple(sorted({int(one) for one in [*given, tokens.eos_token_id] if one is not None}))
+
+
+def _read(kind: Any, where: str, **options: Any) -> Any:
+    try:
+        return kind.from_pretrained(where, trust_remote_code=False, **options)
+    except (OSError, ValueError) as error:
+        log.warning("%s does not read the model: %s", kind.__name__, error)
+        raise Refused(
+            "MODEL_UNREADABLE",
+            "the model cannot be read: give a directory with config.json, safetensors and tokenizer, or a GGUF file",
+        ) from error
+
+
+def _converted(directory: Path, name: str, cache: Path) -> Path:
+    """A GGUF file as a directory of safetensors; reading it takes minutes for a large model, so it is kept.
+
+    What is kept goes by path, size and time of the file.
+    """
+    file = directory / name
+    facts = file.stat()
+    key = hashlib.blake2b(f"{file}:{facts.st_size}:{facts.st_mtime_ns}".encode(), digest_size=12).hexdigest()
+    made = cache / key
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another job may want it too; a killed one lets go
+        if not made.is_dir():
+            log.info("converting %s to safetensors", name)
+            with new_directory(made) as new:
+                _convert(str(directory), name, new)
+    return made
+
+
+def _convert(directory: str, name: str, to: Path) -> None:
+    try:
+        read = AutoModelForCausalLM.from_pretrained(directory, gguf_file=name, dtype=torch.float32)
+        tokens = AutoTokenizer.from_pretrained(directory, gguf_file=name)
+    except (OSError, ValueError, KeyError) as error:
+        log.warning("the GGUF file is not read: %s", error)
+        raise Refused("MODEL_UNREADABLE", "the GGUF file cannot be read: give the model as safetensors") from error
+    del read.config.quantization_config  # it says GGUF, and then the model counts as one that cannot be saved
+    plain = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+    plain.load_state_dict(read.state_dict())
+    plain.generation_config = read.generation_config
+    plain.save_pretrained(to)
+    tokens.save_pretrained(to)

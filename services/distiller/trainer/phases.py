@@ -1,0 +1,20 @@
+"""The phases of a job, in order. Each finds out by itself what an earlier start has done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.distiller.trainer.job import Job
+from services.distiller.trainer.prepare import prepare
+from services.distiller.trainer.save import save
+from services.distiller.trainer.teach import teach
+from services.distiller.trainer.train import train
+
+PHASES: tuple[Callable[[Job], None], ...] = (prepare, teach, train, save)
+
+
+def run(job: Job) -> None:
+    """Raises: Stopped, or whatever a phase gives up with (see `failures`)."""
+    for phase in PHASES:
+        job.stop.check()
+        phase(job)

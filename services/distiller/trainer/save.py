@@ -1,0 +1,37 @@
+"""The student as others load it: safetensors, tokenizer with its chat template, settings for generation."""
+
+from __future__ import annotations
+
+from transformers import GenerationConfig
+
+from ladr.v1.distiller_pb2 import DistillPhase
+from services.distiller.trainer import models
+from services.distiller.trainer.directory import new_directory
+from services.distiller.trainer.job import Job
+from services.distiller.trainer.prepare import dtype
+from services.distiller.trainer.ranks import whole
+
+
+def save(job: Job) -> None:
+    """Write `student/`, in the type that was computed in; where an earlier start has written it, it stays."""
+    job.meter.begin(DistillPhase.DISTILL_PHASE_SAVE, 1)
+    if not job.place.student.is_dir():
+        weights = {name: whole(one) for name, one in job.student.named_parameters()}
+        if job.ranks.first:
+            _write(job, weights)
+    job.ranks.wait()
+    job.meter.step(1, 0, {}, {})
+
+
+def _write(job: Job, weights: dict[str, object]) -> None:
+    plain = models.weights(str(job.place.initial), "float32")
+    missing, unexpected = plain.load_state_dict(weights, strict=False)
+    if unexpected or set(missing) & {name for name, _ in plain.named_parameters()}:
+        raise RuntimeError(f"the student lost weights on its way: {missing}, {unexpected}")
+    plain.to(dtype(job))
+    plain.generation_config = GenerationConfig(
+        eos_token_id=list(job.ends), pad_token_id=job.padding, bos_token_id=job.tokenizer.bos_token_id
+    )
+    with new_directory(job.place.student) as new:
+        plain.save_pretrained(new)
+        job.tokenizer.save_pretrained(new)
