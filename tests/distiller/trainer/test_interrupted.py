@@ -68,8 +68,8 @@ def test_two_processes_have_the_losses_of_one_and_go_on_where_they_were_stopped(
         assert launch.run(two, 2, workshop.command(two, "stop-step-6"), Stop()) == STOPPED
         assert sorted(path.name for path in two.checkpoints.iterdir()) == ["step-00000004", "step-00000006"]
         assert launch.run(two, 2, workshop.command(two), Stop()) == DONE
-    assert {step for step in curve(two)} == set(range(1, 13))
-    assert max(progress.start for progress in progress(two)) == 2
+    assert set(curve(two)) == set(range(1, 13))
+    assert max(one.start for one in progress(two)) == 2
     for step, losses in curve(one).items():
         assert curve(two)[step] == pytest.approx(losses, abs=1e-5)
     alone = load_file(one.student / "model.safetensors")

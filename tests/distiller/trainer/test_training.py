@@ -25,7 +25,8 @@ def failure(place: Place) -> tuple[str, str]:
 
 
 def test_a_job_leaves_a_student_that_loads_and_has_learnt(workshop: Workshop) -> None:
-    place = workshop.job(training={"steps": 40, "learning_rate": 0.02, "checkpoint_steps": 100})
+    training = {"steps": 40, "learning_rate": 0.02, "checkpoint_steps": 100}
+    place = workshop.job(student={"choice": "block_influence"}, training=training)
     assert workshop.run(place) == DONE
     student = AutoModelForCausalLM.from_pretrained(place.student, use_safetensors=True)
     assert student.config.num_hidden_layers == 2
