@@ -26,6 +26,11 @@ def main() -> int:
     arguments = parser.parse_args()
     launch.end_with_parent()
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for name in (
+        "torchao",
+        "torch.utils._pytree",
+    ):  # they speak of kernels for GPUs that are not here, and of their own code
+        logging.getLogger(name).setLevel(logging.ERROR)
     stop = Stop()
     stop.listen()
     place = Place(arguments.job)

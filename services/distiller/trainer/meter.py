@@ -48,7 +48,7 @@ class Meter:
 
     def step(self, step: int, tokens: int, losses: Mapping[str, float], figures: Mapping[str, float]) -> None:
         """So many steps of the phase are done; `tokens` and `losses` are of the last one."""
-        self._tokens += tokens
+        self._tokens += tokens if self._phase == DistillPhase.DISTILL_PHASE_TRAIN else 0
         self._tokens_since += tokens
         self._steps_since += 1
         self._losses.update(losses)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
+from typing import Any
 
 import torch
 
 from ladr.v1.distiller_pb2 import DistillPhase
+from services.distiller.data.encode import Encoder
 from services.distiller.data.packing import Packed
+from services.distiller.data.pairs import documents, drawn, read_pairs, split
 from services.distiller.data.stream import Stream
 from services.distiller.objective.batch import Batch
 from services.distiller.objective.distillation import Distillation
 from services.distiller.refused import Refused
 from services.distiller.trainer import checkpoint, on_policy
-from services.distiller.trainer.batches import batch, chunks
+from services.distiller.trainer.batches import batch, chunks, rows
 from services.distiller.trainer.checkpoint import Progress
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.prepare import dtype, stream
@@ -68,6 +71,8 @@ class _Run:
             groups(self._trained.values(), self._training.weight_decay), lr=self._training.learning_rate, fused=True
         )
         self._stream: Stream = stream(job)
+        self._pairs = split(read_pairs())[0] if self._objective.refusal_weight else []
+        self._encoder = Encoder(job.tokenizer, job.ends)
         self._shelf = Shelf(job.place.taught) if self._objective.teacher_top_k else None
         self.step = self.tokens = 0
         self._resume()
@@ -130,15 +135,30 @@ class _Run:
         share = len(sequences) // ranks.count
         own = sequences[ranks.rank * share : (ranks.rank + 1) * share]
         parts: Counter[str] = Counter()
-        kind = self._job.device.split(":")[0]
         for some in chunks(own, self._training.micro_sequences):
-            with torch.autocast(kind, torch.bfloat16, enabled=dtype(self._job) == torch.bfloat16):
+            with self._autocast():
                 losses = self._distillation(self._batch(some), scored)
             (losses.total * ranks.count).backward()  # gradients are averaged over processes
             parts.update(losses.parts)
+        if self._pairs:
+            parts.update(self._balance())
         summed = ranks.sum(torch.stack([torch.as_tensor(part).float() for part in parts.values()]))
         found = dict(zip(parts, summed.tolist(), strict=True))
         return {"total": sum(found.values()), **found}
+
+    def _balance(self) -> dict[str, Any]:
+        """Add the gradient of the refusal balance; all processes take the same pairs, and give the loss in equal shares."""
+        training = self._training
+        some = drawn(self._pairs, max(1, training.micro_sequences // 2), training.seed, self.step)
+        both = [one for pair in some for one in documents(pair, self._encoder)]
+        with self._autocast():
+            losses = self._distillation(rows(both, self._job.padding, self._job.device))
+        losses.total.backward()
+        return {name: part / self._job.ranks.count for name, part in losses.parts.items()}
+
+    def _autocast(self) -> Any:
+        kind = self._job.device.split(":")[0]
+        return torch.autocast(kind, torch.bfloat16, enabled=dtype(self._job) == torch.bfloat16)
 
     def _batch(self, sequences: list[Packed]) -> Batch:
         if self._shelf is None:

@@ -1,0 +1,96 @@
+"""The file of records: what is refused, what is held out, and that no path leads out of the data root."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.distiller.data.corpus import Corpus, find, scan
+from services.distiller.refused import Refused
+from tests.distiller import tiny
+
+GOOD = '{"text": "a"}'
+
+
+def texts(corpus: Corpus, offsets: Any) -> set[str]:
+    return {corpus.read(int(offset)).text for offset in offsets}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "one of the keys"),
+        ('{"prompt": "a"}', "one of the keys"),
+        ('{"text": "a", "messages": []}', "one of the keys"),
+        ('{"text": 3}', "not a string"),
+        ('{"messages": {}}', "lists"),
+        ('{"messages": [{"content": "a"}]}', "role"),
+        ('{"messages": [{"role": "pirate", "content": "a"}]}', "role"),
+        ('{"messages": [{"role": "user"}]}', "content"),
+    ],
+)
+def test_a_broken_line_is_named_by_its_number(tmp_path: Path, line: str, why: str) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text(f"{GOOD}\n\n{line}\n{GOOD}\n")
+    with pytest.raises(Refused, match="line 3 of the data") as refused:
+        scan(path, 0.1, 0)
+    assert refused.value.reason == "DATA_BROKEN"
+    assert why in refused.value.message
+
+
+@pytest.mark.parametrize("text", ["", "\n\n  \n"])
+def test_data_with_nothing_in_it_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text(text)
+    with pytest.raises(Refused) as refused:
+        scan(path, 0.1, 0)
+    assert refused.value.reason == "DATA_EMPTY"
+
+
+@given(count=st.integers(2, 60), holdout=st.floats(0.01, 0.6), seed=st.integers(0, 2**63 - 1), draw=st.randoms())
+def test_what_is_held_out_does_not_depend_on_the_order_of_the_lines(
+    tmp_path_factory: pytest.TempPathFactory, count: int, holdout: float, seed: int, draw: random.Random
+) -> None:
+    path = tmp_path_factory.mktemp("data") / "c.jsonl"
+    lines = [json.dumps({"text": f"record {number}"}) for number in range(count)]
+    seen = []
+    for _ in range(2):
+        path.write_text("\n".join(lines) + "\n")
+        try:
+            corpus = scan(path, holdout, seed)
+        except Refused:  # few records and a large share: all of them are held out
+            return
+        assert len(corpus.train) + len(corpus.held_out) == count
+        assert len(corpus.held_out) > 0
+        seen.append((texts(corpus, corpus.train), texts(corpus, corpus.held_out)))
+        draw.shuffle(lines)
+    assert seen[0] == seen[1]
+
+
+def test_about_the_share_that_is_asked_for_is_held_out_and_another_seed_holds_out_others(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "c.jsonl", [{"text": str(number)} for number in range(4000)])
+    one, other = scan(path, 0.1, 1), scan(path, 0.1, 2)
+    assert 320 < len(one.held_out) < 480
+    assert texts(one, one.held_out) != texts(other, other.held_out)
+    assert one.digest == other.digest
+
+
+def test_no_path_leads_out_of_the_data_root(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    tiny.write(tmp_path / "secret.jsonl", [{"text": "a"}])
+    (root / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    for source in ("../secret.jsonl", "link.jsonl", str(tmp_path / "secret.jsonl"), "absent.jsonl", "a\0b"):
+        with pytest.raises(Refused) as refused:
+            find(source, root)
+        assert refused.value.reason == "DATA_PATH"
+    tiny.write(root / "own.jsonl", [{"text": "a"}])
+    assert find("own.jsonl", root) == root / "own.jsonl"

@@ -1,0 +1,134 @@
+"""A job that is killed, stopped or spread over processes ends as one that is not."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from services.distiller.place import DONE, FAILED, STOPPED, Place
+from services.distiller.trainer import launch
+from services.distiller.trainer.stop import Stop
+from tests.distiller import tiny
+from tests.distiller.trainer.conftest import Workshop, curve, progress, weights
+from tests.processes import ROOT
+
+
+def test_a_job_that_was_killed_twice_ends_with_the_same_weights_bit_for_bit(workshop: Workshop) -> None:
+    whole, killed = workshop.job("whole"), workshop.job("killed")
+    assert workshop.run(whole) == DONE
+
+    assert workshop.run_apart(killed, "kill-checkpoint-8") == -signal.SIGKILL
+    assert {path.name for path in killed.checkpoints.iterdir()} == {"step-00000004", "step-00000008.new"}
+    assert workshop.run_apart(killed, "kill-step-10") == -signal.SIGKILL
+    assert not killed.student.exists()
+    assert workshop.run(killed) == DONE
+
+    assert weights(killed) == weights(whole)
+    assert curve(killed) == curve(whole)
+    steps = {start: [one.step for one in progress(killed) if one.start == start and one.losses] for start in (1, 2, 3)}
+    assert steps == {1: list(range(1, 9)), 2: list(range(5, 11)), 3: list(range(9, 13))}
+    assert [path.name for path in sorted(killed.checkpoints.iterdir())] == ["step-00000008", "step-00000012"]
+
+
+def test_a_job_that_samples_from_its_student_goes_on_with_the_same_samples(workshop: Workshop) -> None:
+    objective = {"on_policy": 0.5, "attention_weight": 0.0}
+    whole, stopped = workshop.job("whole", objective=objective), workshop.job("stopped", objective=objective)
+    assert workshop.run(whole) == DONE
+    assert workshop.run(stopped, StopsAfter(stopped, 6)) == STOPPED
+    assert workshop.run(stopped) == DONE
+    assert weights(stopped) == weights(whole)
+    assert {"task" in losses for losses in curve(whole).values()} == {True, False}  # its own words are not its task
+
+
+class StopsAfter(Stop):
+    """Asks to stop once that step is in the progress."""
+
+    def __init__(self, place: Place, step: int) -> None:
+        self._place, self._step = place, step
+
+    @property
+    def requested(self) -> bool:  # type: ignore[override]
+        return self._step in curve(self._place)
+
+
+def test_two_processes_have_the_losses_of_one_and_go_on_where_they_were_stopped(workshop: Workshop) -> None:
+    one = workshop.job("one")
+    two = workshop.job("two", training={"processes": 2})
+    assert workshop.run(one) == DONE
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in workshop.environment.items():
+            patch.setenv(name, value)
+        patch.chdir(ROOT)
+        assert launch.run(two, 2, workshop.command(two, "stop-step-6"), Stop()) == STOPPED
+        assert sorted(path.name for path in two.checkpoints.iterdir()) == ["step-00000004", "step-00000006"]
+        assert launch.run(two, 2, workshop.command(two), Stop()) == DONE
+    assert set(curve(two)) == set(range(1, 13))
+    assert max(one.start for one in progress(two)) == 2
+    for step, losses in curve(one).items():
+        assert curve(two)[step] == pytest.approx(losses, abs=1e-5)
+    alone = load_file(one.student / "model.safetensors")
+    together = load_file(two.student / "model.safetensors")
+    assert alone.keys() == together.keys()
+    for name, tensor in alone.items():
+        torch.testing.assert_close(together[name], tensor, rtol=0, atol=1e-3)
+
+
+def test_a_process_that_fails_takes_the_others_with_it_and_its_reason_is_the_jobs(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    code = (
+        "import os, sys, time; from pathlib import Path; from services.distiller.place import Place;"
+        "from services.distiller.trainer.launch import failure_of;"
+        f"rank = int(os.environ['RANK']); place = failure_of(Place(Path({str(tmp_path)!r})), rank);"
+        "rank or time.sleep(600); place.write_failure('NOT_FINITE', 'lower it'); sys.exit(1)"
+    )
+    assert launch.run(place, 2, [sys.executable, "-c", code], Stop()) == FAILED
+    failure = place.read_failure()
+    assert failure is not None
+    assert (failure.reason, failure.message) == ("NOT_FINITE", "lower it")
+
+
+def test_a_process_that_was_killed_is_said_to_be_so(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    code = "import os, time; time.sleep(600) if os.environ['RANK'] == '0' else os.kill(os.getpid(), 9)"
+    assert launch.run(place, 2, [sys.executable, "-c", code], Stop()) == FAILED
+    failure = place.read_failure()
+    assert failure is not None
+    assert failure.reason == "TRAINER_DIED"
+
+
+def test_the_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    child = (
+        "from services.distiller.trainer.launch import end_with_parent; import os, time;"
+        "end_with_parent(); print(os.getpid(), flush=True); time.sleep(600)"
+    )
+    code = (
+        "import sys; from pathlib import Path; from services.distiller.place import Place;"
+        "from services.distiller.trainer.launch import run; from services.distiller.trainer.stop import Stop;"
+        f"run(Place(Path({str(tmp_path)!r})), 2, [sys.executable, '-c', {child!r}], Stop())"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    assert parent.stdout is not None
+    try:
+        assert all(int(parent.stdout.readline()) for _ in range(2))
+    finally:
+        parent.kill()
+        parent.wait()
+    assert parent.stdout.read() == ""  # it ends when the last of those that could write is gone
+    parent.stdout.close()
+
+
+def test_data_that_changed_meanwhile_is_refused(workshop: Workshop) -> None:
+    place = workshop.job()
+    assert workshop.run(place, StopsAfter(place, 2)) == STOPPED
+    tiny.write(workshop.root / "data" / "c.jsonl", tiny.conversations(61))
+    assert workshop.run(place) == FAILED
+    failure = place.read_failure()
+    assert failure is not None
+    assert failure.reason == "DATA_CHANGED"
+    assert "step 2" in failure.message

@@ -1,0 +1,197 @@
+"""A whole job, from its spec to its student; and what a job is refused for."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ladr.v1.distiller_pb2 import DistillPhase
+from services.distiller.place import DONE, FAILED, Place
+from services.distiller.trainer import train
+from services.distiller.trainer.failures import explain
+from tests.distiller import tiny
+from tests.distiller.trainer.conftest import Workshop, curve, progress, weights
+
+
+def failure(place: Place) -> tuple[str, str]:
+    found = place.read_failure()
+    assert found is not None
+    return found.reason, found.message
+
+
+def test_a_job_leaves_a_student_that_loads_and_has_learnt(workshop: Workshop) -> None:
+    training = {"steps": 40, "learning_rate": 0.02, "checkpoint_steps": 100}
+    place = workshop.job(student={"choice": "block_influence"}, training=training)
+    assert workshop.run(place) == DONE
+    student = AutoModelForCausalLM.from_pretrained(place.student, use_safetensors=True)
+    assert student.config.num_hidden_layers == 2
+    assert student.generation_config.eos_token_id == [256]
+    assert AutoTokenizer.from_pretrained(place.student).chat_template == tiny.TEMPLATE
+    last = load_file(place.checkpoints / "step-00000040" / "model.safetensors")
+    for name, weight in student.named_parameters():
+        assert torch.equal(weight, last[f"student.{name}"])
+    losses = curve(place)
+    assert losses[40]["total"] < 0.7 * losses[1]["total"]
+    assert losses[1].keys() == {"total", "task", "kl", "attention"}
+    assert losses[1]["total"] == pytest.approx(sum(losses[1][part] for part in ("task", "kl", "attention")))
+
+
+def test_progress_says_where_the_job_is(workshop: Workshop) -> None:
+    place = workshop.job()
+    assert workshop.run(place) == DONE
+    seen = progress(place)
+    phases = DistillPhase.DISTILL_PHASE_PREPARE, DistillPhase.DISTILL_PHASE_TRAIN, DistillPhase.DISTILL_PHASE_SAVE
+    assert tuple(dict.fromkeys(one.phase for one in seen)) == phases
+    train_steps = [one for one in seen if one.phase == DistillPhase.DISTILL_PHASE_TRAIN]
+    assert [one.step for one in train_steps] == list(range(13))
+    assert {one.total_steps for one in train_steps} == {12}
+    assert train_steps[-1].tokens > 12 * 4 * 32
+    assert all(one.tokens_per_second > 0 and one.memory_bytes > 1 << 20 for one in train_steps[1:])
+    assert {"learning_rate", "gradient_norm"} <= train_steps[1].figures.keys()
+    assert train_steps[-1].remaining.seconds == 0
+
+
+def test_a_finished_job_that_is_started_again_stays_as_it_is(workshop: Workshop) -> None:
+    place = workshop.job()
+    assert workshop.run(place) == DONE
+    before = weights(place)
+    assert workshop.run(place) == DONE
+    assert weights(place) == before
+    assert [one.step for one in progress(place) if one.start == 2 and one.losses] == []
+
+
+@pytest.mark.parametrize("objective", [{}, {"hidden_weight": 0.5}, {"divergence": "jsd", "task_weight": 0.0}])
+def test_micro_batches_do_not_change_the_loss(workshop: Workshop, objective: dict[str, Any]) -> None:
+    curves = []
+    for micro in (1, 4):
+        place = workshop.job(f"{micro}", objective=objective, training={"micro_sequences": micro, "steps": 4})
+        assert workshop.run(place) == DONE
+        curves.append(curve(place))
+    for step, losses in curves[0].items():
+        assert curves[1][step] == pytest.approx(losses, abs=2e-5)
+
+
+def test_bfloat16_is_near_float32_and_keeps_the_weights_in_float32(workshop: Workshop) -> None:
+    wide, narrow = workshop.job("wide"), workshop.job("narrow", training={"dtype": "bfloat16"})
+    assert workshop.run(wide) == workshop.run(narrow) == DONE
+    for step, losses in curve(wide).items():
+        assert curve(narrow)[step]["total"] == pytest.approx(losses["total"], rel=0.02)
+    kept = load_file(narrow.checkpoints / "step-00000012" / "model.safetensors")
+    assert {tensor.dtype for tensor in kept.values()} == {torch.float32}
+    assert {tensor.dtype for tensor in load_file(narrow.student / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_where_the_top_k_is_stored_the_steps_need_no_teacher(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = {"teacher_top_k": 8, "attention_weight": 0.0}
+    whole, parted = workshop.job("whole", objective=objective), workshop.job("parted", objective=objective)
+    assert workshop.run(whole) == DONE
+    monkeypatch.setattr(train, "learning_rate", no_more)
+    assert workshop.run(parted) == FAILED  # when the first step began
+    monkeypatch.undo()
+    assert len(list(parted.taught.glob("*.safetensors"))) == 1
+    for file in (workshop.root / "models" / "tiny").glob("*.safetensors"):
+        file.unlink()
+    assert workshop.run(parted) == DONE
+    assert weights(parted) == weights(whole)
+
+
+def no_more(*_: Any) -> float:
+    raise RuntimeError("enough")
+
+
+def test_all_of_the_top_k_is_as_good_as_the_teacher(workshop: Workshop) -> None:
+    live = workshop.job("live", objective={"attention_weight": 0.0})
+    stored = workshop.job("stored", objective={"attention_weight": 0.0, "teacher_top_k": 263})
+    assert workshop.run(live) == workshop.run(stored) == DONE
+    for step, losses in curve(live).items():
+        assert curve(stored)[step] == pytest.approx(losses, abs=1e-4)
+
+
+def test_the_refusal_balance_is_a_part_of_the_loss(workshop: Workshop) -> None:
+    place = workshop.job(objective={"refusal_weight": 1.0}, training={"steps": 2})
+    assert workshop.run(place) == DONE
+    assert curve(place)[1]["refusal"] > 0
+
+
+def test_a_student_may_be_narrower_or_given(workshop: Workshop) -> None:
+    narrow = workshop.job("narrow", student={"kind": "width"}, training={"steps": 2})
+    assert workshop.run(narrow) == DONE
+    assert AutoModelForCausalLM.from_pretrained(narrow.student).config.intermediate_size == 16
+    tiny.save(workshop.root / "models" / "small", seed=3, layers=1, width=8)
+    given = workshop.job(
+        "given", student={"kind": "model", "source": "small"}, objective={"hidden_weight": 1.0}, training={"steps": 2}
+    )
+    assert workshop.run(given) == DONE
+    assert "hidden" in curve(given)[2]
+
+
+def test_a_student_of_another_vocabulary_is_refused_before_the_first_step(workshop: Workshop) -> None:
+    other = tiny.save(workshop.root / "models" / "other", vocabulary=300)
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["<|more|>"])
+    tokenizer.save_pretrained(other)
+    place = workshop.job(student={"kind": "model", "source": "other"})
+    assert workshop.run(place) == FAILED
+    assert failure(place)[0] == "TOKENIZER_MISMATCH"
+    assert not curve(place)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"teacher": "absent"}, "NOT_FOUND"),
+        ({"teacher": "../tiny"}, "INVALID_REQUEST"),
+        ({"teacher": "empty"}, "MODEL_UNREADABLE"),
+        ({"data": {"path": "absent.jsonl"}}, "DATA_PATH"),
+        ({"data": {"path": "nothing.jsonl"}}, "DATA_EMPTY"),
+        ({"data": {"path": "mute.jsonl"}}, "ALL_LABELS_MASKED"),
+        ({"data": {"path": "broken.jsonl"}}, "DATA_BROKEN"),
+        ({"data": {"sequence_tokens": 512}}, "CONTEXT_TOO_SHORT"),
+        ({"student": {"layers": 9}}, "LAYERS_MISMATCH"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_first_step(
+    workshop: Workshop, changes: dict[str, Any], reason: str
+) -> None:
+    data = workshop.root / "data"
+    (data / "nothing.jsonl").touch()
+    (data / "broken.jsonl").write_text('{"text": "a"}\n{"text"\n')
+    tiny.write(data / "mute.jsonl", [{"messages": [{"role": "user", "content": f"{n}"}]} for n in range(5)])
+    (workshop.root / "models" / "empty").mkdir()
+    place = workshop.job(**changes)
+    assert workshop.run(place) == FAILED
+    assert failure(place)[0] == reason
+    assert not curve(place)
+
+
+def test_a_loss_that_is_no_number_names_its_step(workshop: Workshop) -> None:
+    place = workshop.job()
+    assert workshop.run(place) == DONE
+    shutil.rmtree(place.student)
+    shutil.rmtree(place.checkpoints / "step-00000012")
+    path = place.checkpoints / "step-00000008" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-4:] = b"\xff\xff\xff\xff"  # not a number
+    path.write_bytes(content)
+    assert workshop.run(place) == FAILED
+    reason, message = failure(place)
+    assert reason == "NOT_FINITE"
+    assert "step 9" in message
+    assert "learning_rate" in message
+
+
+def test_no_more_memory_is_told_from_other_failures() -> None:
+    with pytest.raises(RuntimeError) as full:
+        torch.empty(1 << 60)
+    for error in (full.value, MemoryError(), torch.OutOfMemoryError("CUDA out of memory")):
+        reason, message = explain(error)
+        assert reason == "OUT_OF_MEMORY"
+        assert "micro_sequences" in message
+    assert explain(KeyError("x"))[0] == "TRAINER_FAILED"
