@@ -24,6 +24,7 @@ NAMES = (
     "routing_sim",
     "tuner",
     "transformers_batching",
+    "distill_loss",
     "jobs_latency",
     "jobs_import",
 )
