@@ -1,9 +1,9 @@
 """A distillation step whose logits are made in chunks, against the naive form that has them whole.
 
-The 135M chat model as teacher, ten of its thirty layers, evenly spaced, as student, packed rows of 512 tokens that are all scored,
-fp32, one thread; the whole objective (cross-entropy, KL at τ = 3, attention of the last layer). Both forms run all but the loss over
-the vocabulary alike. Each row is a process of its own, and two steps of it, forward and backward: memory is the most resident
-over both, less what the two models take; speed is that of the second.
+The 135M chat model as teacher, ten of its thirty layers, evenly spaced, as student, packed rows of 512 tokens that are all
+scored, fp32, one thread; the whole objective (cross-entropy, KL at τ = 3, attention of the last layer). Both forms run all but
+the loss over the vocabulary alike. Each row is a process of its own, and two steps of it, forward and backward: memory is the
+most resident over both, less what the two models take; speed is that of the second.
 """
 
 from __future__ import annotations
@@ -117,8 +117,14 @@ def _save(directory: Path, quick: bool) -> None:
     text = (ROOT / "LICENSE").read_text() * 2
     if quick:
         config = LlamaConfig(
-            **{"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3},
-            **{"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None},
+            vocab_size=256,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            bos_token_id=None,
+            eos_token_id=None,
         )
         torch.manual_seed(0)
         model, tokens = LlamaForCausalLM(config), list(text.encode())
