@@ -184,6 +184,26 @@ def padded(one: Any) -> Any:
     return wide
 
 
+def test_the_teachers_tokens_are_not_stored_without_a_teacher_or_a_tail() -> None:
+    distillation = Distillation(model(), model(seed=1), Objective())
+    for k in (0, VOCABULARY):
+        with pytest.raises(Refused, match="keep 1 to 60"):
+            distillation.teacher_top_k(packed(), k)
+    with pytest.raises(Refused, match="no teacher"):
+        Distillation(model(), None, Objective(attention_weight=0.0)).teacher_top_k(packed(), 4)
+
+
+def test_a_teacher_may_be_in_bfloat16_beside_a_student_in_float32() -> None:
+    batch = packed()
+    found = [
+        Distillation(model(dtype=torch.float32), model(seed=1, dtype=dtype), ALL)(batch)
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    assert found[1].total.dtype == torch.float32
+    for name, part in found[0].parts.items():
+        assert found[1].parts[name].item() == pytest.approx(part.item(), rel=0.05), name
+
+
 def test_padding_of_a_vocabulary_changes_nothing() -> None:
     batch = packed()
     expected = Distillation(model(), model(seed=1), Objective())(batch).total.item()
