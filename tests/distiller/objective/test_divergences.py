@@ -47,7 +47,7 @@ logits = st.lists(st.floats(-20, 20), min_size=5, max_size=5)
 
 
 @pytest.mark.parametrize("name", ["kl", "reverse_kl", "jsd"])
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(student=logits, teacher=logits, tau=st.floats(0.5, 10), beta=st.floats(0.01, 0.99))
 def test_a_divergence_is_what_its_formula_says(
     name: str, student: list[float], teacher: list[float], tau: float, beta: float
@@ -89,7 +89,7 @@ def test_cross_entropy_is_what_the_text_costs() -> None:
     assert torch.autograd.gradcheck(lambda one: cross_entropy(one, targets), (student.requires_grad_(),))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(student=logits, teacher=logits, tau=st.floats(0.5, 10), k=st.integers(1, 4))
 def test_the_divergence_of_the_most_likely_tokens_has_the_tail_as_one_more_bin(
     student: list[float], teacher: list[float], tau: float, k: int
