@@ -11,7 +11,7 @@ import torch
 
 from services.distiller.data.corpus import find, scan
 from services.distiller.data.encode import Encoder
-from services.distiller.data.stream import Reader, Stream
+from services.distiller.data.stream import Reader, Stream, once
 from services.distiller.objective import checks
 from services.distiller.refused import Refused
 from services.distiller.students import make
@@ -45,6 +45,11 @@ def prepare(job: Job) -> None:
     corpus = scan(find(data.path, job.settings.data_root), data.holdout, training.seed)
     job.reader = Reader(corpus, Encoder(job.tokenizer, job.ends, data.score_prompts), data.sequence_tokens)
     next(stream(job))  # refuses data with nothing to score
+    if next(once(job.reader, corpus.held_out, job.padding), None) is None:
+        raise Refused(
+            "NOTHING_HELD_OUT",
+            "no record to measure on has anything to score: give more records, or a greater data.holdout",
+        )
     log.info("%d records to train on, %d held out", len(corpus.train), len(corpus.held_out))
     job.stop.check()
     _models(job, where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ladr.v1.distiller_pb2 import DistillPhase
+from services.distiller.data.corpus import scan
 from services.distiller.place import DONE, FAILED, Place
 from services.distiller.trainer import train
 from services.distiller.trainer.failures import explain
@@ -45,8 +47,12 @@ def test_progress_says_where_the_job_is(workshop: Workshop) -> None:
     place = workshop.job()
     assert workshop.run(place) == DONE
     seen = progress(place)
-    phases = DistillPhase.DISTILL_PHASE_PREPARE, DistillPhase.DISTILL_PHASE_TRAIN, DistillPhase.DISTILL_PHASE_SAVE
-    assert tuple(dict.fromkeys(one.phase for one in seen)) == phases
+    assert [DistillPhase.Name(phase)[14:] for phase in dict.fromkeys(one.phase for one in seen)] == [
+        "PREPARE",
+        "TRAIN",
+        "SAVE",
+        "EVALUATE",
+    ]
     train_steps = [one for one in seen if one.phase == DistillPhase.DISTILL_PHASE_TRAIN]
     assert [one.step for one in train_steps] == list(range(13))
     assert {one.total_steps for one in train_steps} == {12}
@@ -54,6 +60,30 @@ def test_progress_says_where_the_job_is(workshop: Workshop) -> None:
     assert all(one.tokens_per_second > 0 and one.memory_bytes > 1 << 20 for one in train_steps[1:])
     assert {"learning_rate", "gradient_norm"} <= train_steps[1].figures.keys()
     assert train_steps[-1].remaining.seconds == 0
+
+
+def test_the_report_shows_what_the_training_brought(workshop: Workshop) -> None:
+    place = workshop.job(training={"steps": 40})
+    assert workshop.run(place) == DONE
+    report = json.loads((place.report / "report.json").read_bytes())
+    figures = report["figures"]
+    assert figures["kl"] < 0.9 * figures["kl_untrained"]
+    assert figures["perplexity"] < figures["perplexity_untrained"]
+    assert 0 <= figures["top1"] <= 1
+    assert 0 < figures["saved_total"] < figures["saved_rest"] < 1
+    assert figures["held_out_tokens"] > 0
+    assert [one["step"] for one in report["curve"]] == list(range(1, 41))
+
+
+def test_data_with_nothing_to_measure_on_is_refused_before_the_first_step(workshop: Workshop) -> None:
+    file = workshop.root / "data" / "c.jsonl"
+    unscored = {"messages": [{"role": "user", "content": "nobody answers"}]}
+    tiny.write(file, [*tiny.conversations(1), unscored])
+    seed = next(seed for seed in range(100) if scan(file, 0.001, seed).held_out[0] > 0)
+    place = workshop.job(data={"holdout": 0.001}, training={"seed": seed})
+    assert workshop.run(place) == FAILED
+    assert failure(place)[0] == "NOTHING_HELD_OUT"
+    assert not place.checkpoints.exists()
 
 
 def test_a_finished_job_that_is_started_again_stays_as_it_is(workshop: Workshop) -> None:
@@ -98,7 +128,8 @@ def test_where_the_top_k_is_stored_the_steps_need_no_teacher(
     assert len(list(parted.taught.glob("*.safetensors"))) == 1
     for file in (workshop.root / "models" / "tiny").glob("*.safetensors"):
         file.unlink()
-    assert workshop.run(parted) == DONE
+    assert workshop.run(parted) == FAILED  # at the report, which needs the teacher again
+    assert failure(parted)[0] == "MODEL_UNREADABLE"
     assert weights(parted) == weights(whole)
 
 

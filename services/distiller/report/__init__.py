@@ -1,0 +1,1 @@
+"""What is measured of a student once it is made."""
