@@ -27,7 +27,6 @@ class DistillerSettings(Server):
     threads: int = Field(2, gt=0, le=1024, description="processor threads of a trainer process")
     max_waiting: int = Field(100, ge=0, description="jobs that may wait for a device")
     max_watchers: int = Field(256, gt=0, description="most WatchDistillJob streams at once")
-    router: str = Field("127.0.0.1:50051", description="router that is asked where a job needs a model that is served")
     stop_grace: Duration = Field(
         timedelta(seconds=30), description="how long a trainer may take to write a checkpoint when it is stopped"
     )

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC
-from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
@@ -57,7 +56,6 @@ def distill() -> None:
 @click.option("--data", help="JSON Lines under the service's data root. Default: a small set that comes with it.")
 @click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of data order, sampling and new weights.")
-@click.option("--int8", is_flag=True, help="Quantise the student.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Any other value: training.learning_rate=1e-4.")
 @click.option("--request-id", default="", help="The same name with the same spec is the same job.")
 @click.option("--watch", "watches", is_flag=True, help="Watch it to its end; else its id is printed.")
@@ -70,7 +68,6 @@ def start(
     data: str | None,
     steps: int | None,
     seed: int | None,
-    int8: bool,
     sets: tuple[str, ...],
     request_id: str,
     watches: bool,
@@ -87,8 +84,6 @@ def start(
     }
     text = file.read() if file else ""
     spec = read_spec(text, flags, sets)
-    if int8:
-        spec.int8.SetInParent()
     with SyncClient(address) as client:
         job = client.create_distill_job(spec, request_id=request_id)
         if watches:
@@ -168,17 +163,12 @@ def delete(ids: tuple[str, ...], address: str) -> None:
 
 @distill.command()
 @click.argument("id")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Save the readable report here.")
 @address_option
 @output_option
-def report(id: str, html: Path | None, address: str, output: str) -> None:
+def report(id: str, address: str, output: str) -> None:
     """Show the main figures of the job ID."""
     with SyncClient(address) as client:
         found = client.get_distill_report(id)
-    if html and not found.html:
-        raise click.ClickException("the report has no page, or it is too large to send: it is in the job's directory")
-    if html:
-        html.write_bytes(found.html)
     values = json.loads(found.json)
     if output == "json":
         emit(values)

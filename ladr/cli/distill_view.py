@@ -173,8 +173,11 @@ def sparkline(values: list[float]) -> str:
     """Each value as a block: the least the lowest, the greatest the highest; one that is not finite is a space."""
     finite = [value for value in values if abs(value) < float("inf")]
     low, high = min(finite, default=0), max(finite, default=0)
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0
-    return "".join(_BLOCKS[round((v - low) * scale)] if abs(v) < float("inf") else " " for v in values)
+    span = high / 2 - low / 2  # of halves, which no two finite numbers are too far apart for
+    top = len(_BLOCKS) - 1
+    return "".join(
+        _BLOCKS[round((v / 2 - low / 2) / span * top) if span else 0] if abs(v) < float("inf") else " " for v in values
+    )
 
 
 def duration(seconds: float) -> str:

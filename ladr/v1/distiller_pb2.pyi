@@ -27,9 +27,8 @@ class DistillPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DISTILL_PHASE_PREPARE: _ClassVar[DistillPhase]
     DISTILL_PHASE_TEACH: _ClassVar[DistillPhase]
     DISTILL_PHASE_TRAIN: _ClassVar[DistillPhase]
-    DISTILL_PHASE_QUANTIZE: _ClassVar[DistillPhase]
-    DISTILL_PHASE_EVALUATE: _ClassVar[DistillPhase]
     DISTILL_PHASE_SAVE: _ClassVar[DistillPhase]
+    DISTILL_PHASE_EVALUATE: _ClassVar[DistillPhase]
 DISTILL_STATE_UNSPECIFIED: DistillState
 DISTILL_STATE_QUEUED: DistillState
 DISTILL_STATE_RUNNING: DistillState
@@ -40,27 +39,24 @@ DISTILL_PHASE_UNSPECIFIED: DistillPhase
 DISTILL_PHASE_PREPARE: DistillPhase
 DISTILL_PHASE_TEACH: DistillPhase
 DISTILL_PHASE_TRAIN: DistillPhase
-DISTILL_PHASE_QUANTIZE: DistillPhase
-DISTILL_PHASE_EVALUATE: DistillPhase
 DISTILL_PHASE_SAVE: DistillPhase
+DISTILL_PHASE_EVALUATE: DistillPhase
 
 class DistillSpec(_message.Message):
-    __slots__ = ("teacher", "student", "data", "objective", "training", "int8", "evaluation")
+    __slots__ = ("teacher", "student", "data", "objective", "training", "evaluation")
     TEACHER_FIELD_NUMBER: _ClassVar[int]
     STUDENT_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
-    INT8_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     teacher: str
     student: DistillStudent
     data: DistillData
     objective: DistillObjective
     training: DistillTraining
-    int8: DistillInt8
     evaluation: DistillEvaluation
-    def __init__(self, teacher: _Optional[str] = ..., student: _Optional[_Union[DistillStudent, _Mapping]] = ..., data: _Optional[_Union[DistillData, _Mapping]] = ..., objective: _Optional[_Union[DistillObjective, _Mapping]] = ..., training: _Optional[_Union[DistillTraining, _Mapping]] = ..., int8: _Optional[_Union[DistillInt8, _Mapping]] = ..., evaluation: _Optional[_Union[DistillEvaluation, _Mapping]] = ...) -> None: ...
+    def __init__(self, teacher: _Optional[str] = ..., student: _Optional[_Union[DistillStudent, _Mapping]] = ..., data: _Optional[_Union[DistillData, _Mapping]] = ..., objective: _Optional[_Union[DistillObjective, _Mapping]] = ..., training: _Optional[_Union[DistillTraining, _Mapping]] = ..., evaluation: _Optional[_Union[DistillEvaluation, _Mapping]] = ...) -> None: ...
 
 class DistillStudent(_message.Message):
     __slots__ = ("kind", "layers", "choice", "layer_indices", "feed_forward", "heads", "source")
@@ -81,20 +77,16 @@ class DistillStudent(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., layers: _Optional[int] = ..., choice: _Optional[str] = ..., layer_indices: _Optional[_Iterable[int]] = ..., feed_forward: _Optional[float] = ..., heads: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
 
 class DistillData(_message.Message):
-    __slots__ = ("path", "sequence_tokens", "score_prompts", "holdout", "teacher_answers", "teacher_model")
+    __slots__ = ("path", "sequence_tokens", "score_prompts", "holdout")
     PATH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCORE_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     HOLDOUT_FIELD_NUMBER: _ClassVar[int]
-    TEACHER_ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    TEACHER_MODEL_FIELD_NUMBER: _ClassVar[int]
     path: str
     sequence_tokens: int
     score_prompts: bool
     holdout: float
-    teacher_answers: bool
-    teacher_model: str
-    def __init__(self, path: _Optional[str] = ..., sequence_tokens: _Optional[int] = ..., score_prompts: bool = ..., holdout: _Optional[float] = ..., teacher_answers: bool = ..., teacher_model: _Optional[str] = ...) -> None: ...
+    def __init__(self, path: _Optional[str] = ..., sequence_tokens: _Optional[int] = ..., score_prompts: bool = ..., holdout: _Optional[float] = ...) -> None: ...
 
 class DistillObjective(_message.Message):
     __slots__ = ("temperature", "task_weight", "kl_weight", "attention_weight", "divergence", "jsd_beta", "on_policy", "hidden_weight", "teacher_top_k", "refusal_weight")
@@ -150,35 +142,11 @@ class DistillTraining(_message.Message):
     checkpoint_steps: int
     def __init__(self, steps: _Optional[int] = ..., batch_sequences: _Optional[int] = ..., micro_sequences: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_norm: _Optional[float] = ..., seed: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., processes: _Optional[int] = ..., threads: _Optional[int] = ..., checkpoint_steps: _Optional[int] = ...) -> None: ...
 
-class DistillInt8(_message.Message):
-    __slots__ = ("mode", "dialogues", "threshold", "goal", "repairs", "accept_over_threshold")
-    MODE_FIELD_NUMBER: _ClassVar[int]
-    DIALOGUES_FIELD_NUMBER: _ClassVar[int]
-    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
-    GOAL_FIELD_NUMBER: _ClassVar[int]
-    REPAIRS_FIELD_NUMBER: _ClassVar[int]
-    ACCEPT_OVER_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
-    mode: str
-    dialogues: int
-    threshold: float
-    goal: float
-    repairs: _containers.RepeatedScalarFieldContainer[str]
-    accept_over_threshold: bool
-    def __init__(self, mode: _Optional[str] = ..., dialogues: _Optional[int] = ..., threshold: _Optional[float] = ..., goal: _Optional[float] = ..., repairs: _Optional[_Iterable[str]] = ..., accept_over_threshold: bool = ...) -> None: ...
-
 class DistillEvaluation(_message.Message):
-    __slots__ = ("tokens", "battles", "judge", "judge_model", "refusal_pairs")
+    __slots__ = ("tokens",)
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BATTLES_FIELD_NUMBER: _ClassVar[int]
-    JUDGE_FIELD_NUMBER: _ClassVar[int]
-    JUDGE_MODEL_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_PAIRS_FIELD_NUMBER: _ClassVar[int]
     tokens: int
-    battles: int
-    judge: str
-    judge_model: str
-    refusal_pairs: int
-    def __init__(self, tokens: _Optional[int] = ..., battles: _Optional[int] = ..., judge: _Optional[str] = ..., judge_model: _Optional[str] = ..., refusal_pairs: _Optional[int] = ...) -> None: ...
+    def __init__(self, tokens: _Optional[int] = ...) -> None: ...
 
 class DistillJob(_message.Message):
     __slots__ = ("id", "request_id", "state", "spec", "progress", "error", "created_at", "started_at", "finished_at", "starts", "student_source", "figures")
@@ -338,9 +306,7 @@ class GetDistillReportRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class DistillReport(_message.Message):
-    __slots__ = ("json", "html")
+    __slots__ = ("json",)
     JSON_FIELD_NUMBER: _ClassVar[int]
-    HTML_FIELD_NUMBER: _ClassVar[int]
     json: str
-    html: bytes
-    def __init__(self, json: _Optional[str] = ..., html: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, json: _Optional[str] = ...) -> None: ...

@@ -7,7 +7,7 @@ initial/         the student before its first step, with student.json: what it w
 taught/          the teacher's most likely tokens, where the objective wants them stored
 checkpoints/     the newest ones
 student/         the student: safetensors, tokenizer, model card, hashes
-report/          report.json, report.html
+report/          report.json
 failure.json     why the trainer gave up, if it knows (a `DistillError`)
 
 The trainer's exit status says how it ended: DONE, FAILED (see failure.json), or STOPPED: it was told to stop (SIGTERM), wrote

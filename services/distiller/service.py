@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 _POLL_S = (0.05, 0.5)  # between two looks at a job that is watched: shortly after news, and when there is none
 _PIECES = 64  # of progress, read at once
-_HTML_BYTES, _JSON_BYTES = 8 << 20, 4 << 20
+_JSON_BYTES = 4 << 20
 _RETRY_AFTER = timedelta(seconds=1)
 _NUMBERS: dict[State, Any] = {
     name.removeprefix("DISTILL_STATE_").lower(): number  # type: ignore[misc]  # the names are those of State
@@ -269,8 +269,7 @@ def _report(place: Place) -> pb.DistillReport:
     text = _bytes(place.report / "report.json", _JSON_BYTES)
     if not text:
         raise WrongState("there is no report yet", resource=("distill_job", place.root.name))
-    html = _bytes(place.report / "report.html", _HTML_BYTES)
-    return pb.DistillReport(json=text.decode(errors="replace"), html=html)
+    return pb.DistillReport(json=text.decode(errors="replace"))
 
 
 def _bytes(path: Path, most: int) -> bytes:

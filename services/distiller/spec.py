@@ -52,14 +52,6 @@ class Data(Part):
     sequence_tokens: int = Field(512, ge=16, le=131_072)
     score_prompts: bool = False
     holdout: float = Field(0.05, gt=0, lt=1)
-    teacher_answers: bool = False
-    teacher_model: Annotated[str, Field(max_length=128)] = ""
-
-    @model_validator(mode="after")
-    def _whole(self) -> Data:
-        if self.teacher_answers and not self.path:
-            raise ValueError("teacher_answers needs a path with prompts")
-        return self
 
 
 class Objective(Part):
@@ -111,35 +103,10 @@ class Training(Part):
         return self
 
 
-Repair = Literal["smooth", "keep_sensitive", "lora"]
-REPAIRS: tuple[Repair, ...] = ("smooth", "keep_sensitive", "lora")
-
-
-class Int8(Part):
-    """Quantisation, its gate and its repair."""
-
-    mode: Literal["weight_only", "w8a8"] = "w8a8"
-    dialogues: int = Field(5000, ge=1, le=1_000_000)
-    threshold: float = Field(0.02, gt=0)
-    goal: float = Field(0.008, gt=0)
-    repairs: tuple[Repair, ...] = Field(REPAIRS, max_length=len(REPAIRS))
-    accept_over_threshold: bool = False
-
-    @model_validator(mode="after")
-    def _whole(self) -> Int8:
-        if self.goal > self.threshold:
-            raise ValueError("the goal must be at most the threshold")
-        return self
-
-
 class Evaluation(Part):
     """What is measured at the end."""
 
     tokens: int = Field(20_000, ge=100, le=100_000_000)
-    battles: int = Field(40, ge=0, le=10_000)
-    judge: Literal["likelihood", "router"] = "likelihood"
-    judge_model: Source = ""
-    refusal_pairs: int = Field(20, ge=0, le=10_000)
 
 
 class Spec(Part):
@@ -150,7 +117,6 @@ class Spec(Part):
     data: Data = Data()
     objective: Objective = Objective()
     training: Training = Training()
-    int8: Int8 | None = None
     evaluation: Evaluation = Evaluation()
 
 

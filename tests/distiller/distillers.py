@@ -67,7 +67,8 @@ def spec(play: str = "", steps: int = 10, checkpoint_steps: int = 5, **training:
     """A job that a played trainer takes."""
     return {
         "teacher": "teacher",
-        "data": {"path": "chats.jsonl", "teacher_model": play},
+        "data": {"path": "chats.jsonl"},
+        "student": {"source": play},
         "training": {"steps": steps, "checkpoint_steps": checkpoint_steps, **training},
     }
 

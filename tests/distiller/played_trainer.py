@@ -1,7 +1,7 @@
 """Plays a trainer without torch, as a real process: `python played_trainer.py JOB_DIRECTORY`.
 
 It keeps a trainer's contract: progress, a checkpoint at each so many steps, exit code 75 when it is asked to stop, a student
-and a report in the end. What it does beside that is said by data.teacher_model of its spec: a word, and the step after it.
+and a report in the end. What it does beside that is said by student.source of its spec: a word, and the step after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEP_S = 0.02
 def main(root: Path) -> int:
     place = Place(root)
     spec = place.read_spec()
-    play, _, number = spec.data.teacher_model.partition(" ")
+    play, _, number = spec.student.source.partition(" ")
     asked: list[int] = []
 
     def ask(signal_number: int, _: Any) -> None:
@@ -52,7 +52,6 @@ def main(root: Path) -> int:
     write_whole(place.student / "model.safetensors", f"trained for {done} steps".encode())
     figures = {"kl": 0.5, "top1": 0.75, "broken": float("nan"), "text": "x"}
     write_whole(place.report / "report.json", json.dumps({"figures": figures, "steps": done}).encode())
-    write_whole(place.report / "report.html", b"<p>report</p>")
     return 0
 
 
