@@ -25,6 +25,7 @@ NAMES = (
     "tuner",
     "transformers_batching",
     "speculative",
+    "distill_loss",
     "jobs_latency",
     "jobs_import",
 )

@@ -48,7 +48,7 @@ def distance(student: QueriesKeys, teacher: QueriesKeys, documents: Any, scored:
     Args: documents: [batch, time]; scored: [batch, time], true for the queries that count; chunk: queries at once.
     """
     total = torch.zeros((), dtype=torch.promote_types(student.queries.dtype, torch.float32), device=scored.device)
-    for row in range(len(scored)):
+    for row in scored.any(1).nonzero()[:, 0].tolist():
         for at in scored[row].nonzero()[:, 0].split(chunk):
             total = total + checkpoint(_distance, student, teacher, documents, row, at, use_reentrant=False)
     return total

@@ -116,7 +116,13 @@ class Distillation(nn.Module):  # type: ignore[misc]  # torch has no types here
         """What a batch needs in the teacher's stead: ids [batch, time, k] and log-probabilities [batch, time, k].
 
         They are made for scored positions; all others have zeros.
+
+        Raises: Refused: there is no teacher, or its vocabulary leaves no tail behind k tokens.
         """
+        if self.teacher is None:
+            raise Refused("TEACHER_MISSING", "there is no teacher to store the logits of: give one.")
+        if not 0 < k < self.vocabulary:
+            raise Refused("TOP_K_TOO_LARGE", f"of {self.vocabulary} tokens, keep 1 to {self.vocabulary - 1}: not {k}.")
         scored = batch.targets() != IGNORE
         ids = torch.zeros(*scored.shape, k, dtype=torch.int64, device=scored.device)
         values = torch.zeros(*scored.shape, k, device=scored.device)

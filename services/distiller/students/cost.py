@@ -68,5 +68,5 @@ def cost(model: Any, context: int) -> Cost:
 
 
 def _attention(attention: Any, context: int) -> int:
-    window = getattr(attention, "sliding_window", None)
+    window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
     return int(2 * attention.q_proj.out_features * (context if window is None else min(context, window)))

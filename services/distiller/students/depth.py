@@ -13,8 +13,9 @@ from services.distiller.refused import Refused
 def most_influential(influence: Sequence[float], count: int) -> list[int]:
     """The first layer and the last, and of the rest those with the greatest influence; ascending. Of equals, the earlier.
 
-    The first two of these are no choice of the measure: the first layer reads the embeddings and the last writes what the head
-    reads, and without them every other layer works on what it has never seen.
+    The first layer reads the embeddings and the last writes what the head reads, so both stay whatever is measured. In the 135M
+    chat model they are the two most influential anyway (1.0 and 0.3; the median is 0.04), and the choice is the same without
+    this rule.
     """
     inner = sorted(range(1, len(influence) - 1), key=lambda index: -influence[index])
     ends = [len(influence) - 1, 0][: max(count, 0)]

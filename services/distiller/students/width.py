@@ -28,24 +28,24 @@ _MULTIPLE = 8  # widths that matrix units like
 def narrow(teacher: Any, feed_forward: float, heads: float, batches: Iterable[Batch]) -> Any:
     """A narrower copy of the teacher, which stays as it is.
 
-    Args: feed_forward, heads: the share that is kept, over 0 to 1; at least one unit and one group are.
+    Args:
+        feed_forward: the share of inner units that is kept, over 0 to 1, in eights where the teacher has such.
+        heads: the share of groups that is kept, over 0 to 1: the nearest number that the kind of model can have.
     Raises: Refused: the model's layers are built in another way, or there is no data to measure on.
     """
     _check(teacher)
     config = teacher.config
     groups = config.num_key_value_heads
     inner = _share(config.intermediate_size, feed_forward, _MULTIPLE)
-    kept_groups = _share(groups, heads, 1)
+    kept_groups = _groups(config, heads)
     worths = _worths(teacher, batches)
     student = copy.deepcopy(teacher)
     for layer, (units, channels) in zip(layers(student), worths, strict=True):
         _narrow_feed_forward(layer.mlp, _best(units, inner))
         _narrow_attention(layer.self_attn, groups, _best(channels.reshape(groups, -1).sum(1), kept_groups))
-    head_dim = layers(teacher)[0].self_attn.head_dim
     student.config.intermediate_size = inner
-    student.config.head_dim = head_dim  # where it is not said, it would be made of the number of heads
-    student.config.num_attention_heads = config.num_attention_heads // groups * kept_groups
-    student.config.num_key_value_heads = kept_groups
+    student.config.head_dim = layers(teacher)[0].self_attn.head_dim  # unsaid, it would be made of the number of heads
+    _set_groups(student.config, kept_groups)
     return student
 
 
@@ -72,6 +72,27 @@ def _share(whole: int, share: float, multiple: int) -> int:
     if whole % multiple:
         multiple = 1
     return max(round(whole * share / multiple), 1) * multiple
+
+
+def _groups(config: Any, share: float) -> int:
+    """The number of groups nearest to a share of them that a config of this kind takes (Llama's heads divide its width)."""
+    wanted = _share(config.num_key_value_heads, share, 1)
+    for count in sorted(range(1, config.num_key_value_heads), key=lambda count: abs(count - wanted)):
+        if abs(count - wanted) >= config.num_key_value_heads - wanted:
+            break
+        trial = copy.deepcopy(config)
+        _set_groups(trial, count)
+        try:
+            trial.validate_architecture()
+        except ValueError:
+            continue
+        return count
+    return int(config.num_key_value_heads)
+
+
+def _set_groups(config: Any, count: int) -> None:
+    config.num_attention_heads = config.num_attention_heads // config.num_key_value_heads * count
+    config.num_key_value_heads = count
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]  # torch has no types here

@@ -18,6 +18,8 @@ from transformers import (
 
 from services.distiller.objective.batch import IGNORE, Batch
 
+torch.set_num_threads(1)  # so small products are much slower on two threads of a busy machine
+
 VOCABULARY = 61
 FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
