@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from services.worker.engines.sources import locate
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
@@ -29,6 +28,7 @@ from services.distiller.objective.distillation import Distillation
 from services.distiller.objective.kept import queries_and_keys
 from services.distiller.spec import Objective
 from services.distiller.students.depth import cut, evenly_spaced
+from services.worker.engines.sources import locate
 from tests.processes import ROOT
 
 NAIVE, CHUNKED, SHORT = "naive", "chunked", "chunked, bf16"

@@ -20,6 +20,6 @@ def held_bytes(device: str) -> int:
 
 
 def give_back() -> None:
-    """Let the system have what is free: tensors of many sizes leave holes, which add up to a quarter of all after some steps."""
+    """Let the system have what is free: tensors of many sizes leave holes, after some steps a quarter of all."""
     if _trim is not None:
         _trim(0)
