@@ -22,13 +22,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from transformers.utils import logging
 
 from benchmarks.report import Report, Table
+from services.common.sources import locate
 from services.distiller.objective import attention
 from services.distiller.objective.batch import IGNORE, Batch, documents
 from services.distiller.objective.distillation import Distillation
 from services.distiller.objective.kept import queries_and_keys
 from services.distiller.spec import Objective
 from services.distiller.students.depth import cut, evenly_spaced
-from services.worker.engines.sources import locate
 from tests.processes import ROOT
 
 NAIVE, CHUNKED, SHORT = "naive", "chunked", "chunked, bf16"
