@@ -72,6 +72,10 @@ class Objective(Part):
     def _whole(self) -> Objective:
         if not any((self.task_weight, self.kl_weight, self.attention_weight, self.hidden_weight)):
             raise ValueError("every weight is 0: there is nothing to learn")
+        if self.on_policy and not self.kl_weight:
+            raise ValueError(
+                "on_policy learns what the teacher makes of the student's answers: give a kl_weight over 0"
+            )
         if self.teacher_top_k and self.divergence != "kl":
             raise ValueError("teacher_top_k goes with the divergence 'kl' only")
         if self.teacher_top_k and self.on_policy:

@@ -20,8 +20,11 @@ def new_directory(path: Path) -> Iterator[Path]:
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     yield new
-    for file in [*new.rglob("*"), new]:
+    for file in new.rglob("*"):
+        if file.is_file():
+            file.chmod(new.stat().st_mode & 0o666)  # safetensors writes for its own user alone
         sync(file)
+    sync(new)
     new.rename(path)
     sync(path.parent)
 

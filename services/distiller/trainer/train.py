@@ -21,6 +21,7 @@ from services.distiller.trainer import checkpoint, on_policy
 from services.distiller.trainer.batches import batch, chunks, rows
 from services.distiller.trainer.checkpoint import Progress
 from services.distiller.trainer.job import Job
+from services.distiller.trainer.memory import give_back
 from services.distiller.trainer.prepare import dtype, stream
 from services.distiller.trainer.schedule import groups, learning_rate
 from services.distiller.trainer.shelf import Shelf
@@ -101,6 +102,7 @@ class _Run:
             group["lr"] = rate
         self._optimizer.step()
         self._optimizer.zero_grad()
+        give_back()
         self.step += 1
         tokens = sum(one.length for one in sequences)
         self.tokens += tokens

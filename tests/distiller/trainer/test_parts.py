@@ -12,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ladr.config_distiller import DistillerSettings
 from ladr.v1.distiller_pb2 import DistillPhase
 from services.distiller.data.encode import MASKED, Document
 from services.distiller.data.packing import Piece, pack
 from services.distiller.place import Place
 from services.distiller.spec import Training
-from services.distiller.trainer import checkpoint, on_policy, shelf
+from services.distiller.trainer import checkpoint, models, on_policy, shelf
 from services.distiller.trainer.checkpoint import Progress
 from services.distiller.trainer.directory import new_directory
 from services.distiller.trainer.meter import Meter
@@ -125,6 +126,29 @@ def test_a_directory_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
         (new / "y").touch()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["y"]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_gguf_file_is_converted_once_for_all_jobs_and_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def convert(directory: str, name: str, to: Path) -> None:
+        asked.append(name)
+        (to / "config.json").write_text("{}")
+
+    monkeypatch.setattr(models, "_convert", convert)
+    (tmp_path / "models").mkdir()
+    file = tmp_path / "models" / "a.gguf"
+    file.write_bytes(b"GGUF")
+    where = DistillerSettings(state=tmp_path / "state", model_root=tmp_path / "models")
+    made = models.find("a.gguf", where)
+    assert models.find("a.gguf", where) == made
+    assert [path.name for path in Path(made).iterdir()] == ["config.json"]
+    assert asked == ["a.gguf"]
+    file.write_bytes(b"GGUF, another")
+    assert models.find("a.gguf", where) != made
+    assert len(asked) == 2
 
 
 def test_sigterm_is_heard_and_acted_on_later() -> None:
