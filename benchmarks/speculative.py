@@ -8,7 +8,6 @@ last, and leaves a draft out that loses time.
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from transformers.utils import logging
 
 from benchmarks.report import Report, Spread, Table
 from benchmarks.transformers_batching import bundled, tiny
+from services.distiller.students.depth import cut, evenly_spaced
 from services.worker.engine import Sampling
 from services.worker.engines.batching import Batch, Draft, Sequence
 from services.worker.engines.cache import Reader
@@ -113,20 +113,10 @@ def _reader(model: Any, slots: int) -> Reader:
 def _drafts(model: Any, quick: bool) -> dict[str, Any]:
     """The first and last layers of the model, and as many in even steps between them."""
     layers = model.config.num_hidden_layers
-    drafts = {f"{kept} of {layers}": _cut(model, kept) for kept in ((1,) if quick else (5, 10, 20))}
+    drafts = {
+        f"{kept} of {layers}": cut(model, evenly_spaced(layers, kept)) for kept in ((1,) if quick else (5, 10, 20))
+    }
     if directory := os.environ.get("LADR_DRAFT"):
         trained = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         drafts[f"trained, {trained.config.num_hidden_layers} of {layers}"] = trained.eval().requires_grad_(False)
     return drafts
-
-
-def _cut(model: Any, kept: int) -> Any:
-    draft = copy.deepcopy(model)
-    layers = draft.model.layers
-    chosen = [round(n * (len(layers) - 1) / max(kept - 1, 1)) for n in range(kept)]
-    draft.model.layers = torch.nn.ModuleList(layers[n] for n in chosen)
-    for number, layer in enumerate(draft.model.layers):
-        layer.self_attn.layer_idx = number
-    draft.config.num_hidden_layers = kept
-    draft.config.layer_types = None
-    return draft

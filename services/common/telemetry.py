@@ -29,6 +29,12 @@ _QUIETER = {
 }
 
 
+def quieten() -> None:
+    """Leave out what libraries log that nobody can act on."""
+    for name, level in _QUIETER.items():
+        logging.getLogger(name).setLevel(level)
+
+
 def set_up_logs(settings: TelemetrySettings, service: str) -> None:
     """One line an event on stderr, with the trace id where there is one; control bytes are escaped in both formats."""
     text = settings.log_format == "text" or (settings.log_format == "auto" and sys.stderr.isatty())
@@ -60,8 +66,7 @@ def set_up_logs(settings: TelemetrySettings, service: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())
-    for name, level in _QUIETER.items():
-        logging.getLogger(name).setLevel(level)
+    quieten()
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ladr.config import load
 from ladr.config_distiller import DistillerSettings
+from services.common.telemetry import quieten
 from services.distiller.place import DONE, FAILED, STOPPED, Place
 from services.distiller.spec import Spec
 from services.distiller.trainer import launch
@@ -26,11 +27,7 @@ def main() -> int:
     arguments = parser.parse_args()
     launch.end_with_parent()
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    for name in (
-        "torchao",
-        "torch.utils._pytree",
-    ):  # they speak of kernels for GPUs that are not here, and of their own code
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quieten()
     stop = Stop()
     stop.listen()
     place = Place(arguments.job)
