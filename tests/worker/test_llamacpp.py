@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-import socket
 import struct
 import threading
 import time
@@ -23,6 +22,7 @@ from services.worker.engine import Continuation, EngineRequest, Message, Piece, 
 from services.worker.engines.gguf_header import read_header
 from services.worker.engines.llamacpp import LlamaCppEngine
 from tests.engines import after, answer, chat, raw, text_of
+from tests.ports import listening
 
 CANCEL_S = 0.25
 BUNDLED = Path(*locate("", Path()))
@@ -284,7 +284,7 @@ async def test_a_storm_of_cancellations_leaves_the_engine_whole(four: LlamaCppEn
 
 
 async def test_load_and_close_leave_no_thread_no_port_and_no_noise(capfd: pytest.CaptureFixture[str]) -> None:
-    before = set(threading.enumerate())
+    before, ports = set(threading.enumerate()), listening()
     engine = engines.create(WorkerSettings(slots=2, context_tokens=300))
     assert isinstance(engine, LlamaCppEngine)
     seen: list[float] = []
@@ -292,26 +292,12 @@ async def test_load_and_close_leave_no_thread_no_port_and_no_noise(capfd: pytest
     assert await engine.load(ModelSettings(name="small", context_tokens=256), seen.append) == 256
     assert (seen[0], max(seen), seen[-1]) == (0.0, 1.0, 1.0)
     assert len(seen) > 10
-    assert not listening_inet_sockets()
+    assert listening() == ports
     await engine.unload("small")
     await answer(engine, chat("hello", max_tokens=2))
     await engine.close()
     assert set(threading.enumerate()) <= before
     assert capfd.readouterr() == ("", "")
-
-
-def listening_inet_sockets() -> list[str]:
-    """TCP sockets on which this process listens."""
-    own = {link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
-    rows = [
-        line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-    ]
-    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
-
-
-def test_a_listening_socket_would_be_seen() -> None:
-    with socket.create_server(("127.0.0.1", 0)):
-        assert len(listening_inet_sockets()) == 1
 
 
 async def load_from(root: Path, source: str) -> int:
