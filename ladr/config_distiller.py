@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ladr.config_base import Server
-from ladr.config_types import AsNames, Duration, Port
+from ladr.config_types import Address, AsNames, Duration, Port
 
 
 class DistillerSettings(Server):
@@ -21,6 +21,7 @@ class DistillerSettings(Server):
     model_root: Path = Field(Path("models"), description="directory that models are read from, and students go to")
     data_root: Path = Field(Path("data"), description="directory that data is read from")
     allow_hub: bool = Field(False, description="let a model's source be a hub name, which is downloaded")
+    router: Address | None = Field(None, description="address of a router: answers for data, judges and roll-outs go through it")
     devices: Annotated[tuple[str, ...], AsNames] = Field(
         (), description="devices that jobs may use, one job at a time on each: cpu, cuda:0; empty: those that are there"
     )

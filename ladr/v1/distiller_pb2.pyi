@@ -29,6 +29,17 @@ class DistillPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DISTILL_PHASE_TRAIN: _ClassVar[DistillPhase]
     DISTILL_PHASE_SAVE: _ClassVar[DistillPhase]
     DISTILL_PHASE_EVALUATE: _ClassVar[DistillPhase]
+    DISTILL_PHASE_ANSWER: _ClassVar[DistillPhase]
+    DISTILL_PHASE_QUANTIZE: _ClassVar[DistillPhase]
+
+class RolloutState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLLOUT_STATE_UNSPECIFIED: _ClassVar[RolloutState]
+    ROLLOUT_STATE_LOADING: _ClassVar[RolloutState]
+    ROLLOUT_STATE_RUNNING: _ClassVar[RolloutState]
+    ROLLOUT_STATE_SUCCEEDED: _ClassVar[RolloutState]
+    ROLLOUT_STATE_ROLLED_BACK: _ClassVar[RolloutState]
+    ROLLOUT_STATE_CANCELLED: _ClassVar[RolloutState]
 DISTILL_STATE_UNSPECIFIED: DistillState
 DISTILL_STATE_QUEUED: DistillState
 DISTILL_STATE_RUNNING: DistillState
@@ -41,22 +52,32 @@ DISTILL_PHASE_TEACH: DistillPhase
 DISTILL_PHASE_TRAIN: DistillPhase
 DISTILL_PHASE_SAVE: DistillPhase
 DISTILL_PHASE_EVALUATE: DistillPhase
+DISTILL_PHASE_ANSWER: DistillPhase
+DISTILL_PHASE_QUANTIZE: DistillPhase
+ROLLOUT_STATE_UNSPECIFIED: RolloutState
+ROLLOUT_STATE_LOADING: RolloutState
+ROLLOUT_STATE_RUNNING: RolloutState
+ROLLOUT_STATE_SUCCEEDED: RolloutState
+ROLLOUT_STATE_ROLLED_BACK: RolloutState
+ROLLOUT_STATE_CANCELLED: RolloutState
 
 class DistillSpec(_message.Message):
-    __slots__ = ("teacher", "student", "data", "objective", "training", "evaluation")
+    __slots__ = ("teacher", "student", "data", "objective", "training", "evaluation", "int8")
     TEACHER_FIELD_NUMBER: _ClassVar[int]
     STUDENT_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    INT8_FIELD_NUMBER: _ClassVar[int]
     teacher: str
     student: DistillStudent
     data: DistillData
     objective: DistillObjective
     training: DistillTraining
     evaluation: DistillEvaluation
-    def __init__(self, teacher: _Optional[str] = ..., student: _Optional[_Union[DistillStudent, _Mapping]] = ..., data: _Optional[_Union[DistillData, _Mapping]] = ..., objective: _Optional[_Union[DistillObjective, _Mapping]] = ..., training: _Optional[_Union[DistillTraining, _Mapping]] = ..., evaluation: _Optional[_Union[DistillEvaluation, _Mapping]] = ...) -> None: ...
+    int8: DistillInt8
+    def __init__(self, teacher: _Optional[str] = ..., student: _Optional[_Union[DistillStudent, _Mapping]] = ..., data: _Optional[_Union[DistillData, _Mapping]] = ..., objective: _Optional[_Union[DistillObjective, _Mapping]] = ..., training: _Optional[_Union[DistillTraining, _Mapping]] = ..., evaluation: _Optional[_Union[DistillEvaluation, _Mapping]] = ..., int8: _Optional[_Union[DistillInt8, _Mapping]] = ...) -> None: ...
 
 class DistillStudent(_message.Message):
     __slots__ = ("kind", "layers", "choice", "layer_indices", "feed_forward", "heads", "source")
@@ -77,16 +98,20 @@ class DistillStudent(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., layers: _Optional[int] = ..., choice: _Optional[str] = ..., layer_indices: _Optional[_Iterable[int]] = ..., feed_forward: _Optional[float] = ..., heads: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
 
 class DistillData(_message.Message):
-    __slots__ = ("path", "sequence_tokens", "score_prompts", "holdout")
+    __slots__ = ("path", "sequence_tokens", "score_prompts", "holdout", "answers_from", "answer_tokens")
     PATH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCORE_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     HOLDOUT_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FROM_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     path: str
     sequence_tokens: int
     score_prompts: bool
     holdout: float
-    def __init__(self, path: _Optional[str] = ..., sequence_tokens: _Optional[int] = ..., score_prompts: bool = ..., holdout: _Optional[float] = ...) -> None: ...
+    answers_from: str
+    answer_tokens: int
+    def __init__(self, path: _Optional[str] = ..., sequence_tokens: _Optional[int] = ..., score_prompts: bool = ..., holdout: _Optional[float] = ..., answers_from: _Optional[str] = ..., answer_tokens: _Optional[int] = ...) -> None: ...
 
 class DistillObjective(_message.Message):
     __slots__ = ("temperature", "task_weight", "kl_weight", "attention_weight", "divergence", "jsd_beta", "on_policy", "hidden_weight", "teacher_top_k", "refusal_weight")
@@ -143,13 +168,39 @@ class DistillTraining(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., batch_sequences: _Optional[int] = ..., micro_sequences: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_norm: _Optional[float] = ..., seed: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., processes: _Optional[int] = ..., threads: _Optional[int] = ..., checkpoint_steps: _Optional[int] = ...) -> None: ...
 
 class DistillEvaluation(_message.Message):
-    __slots__ = ("tokens",)
+    __slots__ = ("tokens", "battles", "judge", "judge_model", "answer_tokens", "refusal_pairs")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BATTLES_FIELD_NUMBER: _ClassVar[int]
+    JUDGE_FIELD_NUMBER: _ClassVar[int]
+    JUDGE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_PAIRS_FIELD_NUMBER: _ClassVar[int]
     tokens: int
-    def __init__(self, tokens: _Optional[int] = ...) -> None: ...
+    battles: int
+    judge: str
+    judge_model: str
+    answer_tokens: int
+    refusal_pairs: int
+    def __init__(self, tokens: _Optional[int] = ..., battles: _Optional[int] = ..., judge: _Optional[str] = ..., judge_model: _Optional[str] = ..., answer_tokens: _Optional[int] = ..., refusal_pairs: _Optional[int] = ...) -> None: ...
+
+class DistillInt8(_message.Message):
+    __slots__ = ("kind", "dialogues", "threshold", "goal", "repairs", "publish_above")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DIALOGUES_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    GOAL_FIELD_NUMBER: _ClassVar[int]
+    REPAIRS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_ABOVE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    dialogues: int
+    threshold: float
+    goal: float
+    repairs: _containers.RepeatedScalarFieldContainer[str]
+    publish_above: bool
+    def __init__(self, kind: _Optional[str] = ..., dialogues: _Optional[int] = ..., threshold: _Optional[float] = ..., goal: _Optional[float] = ..., repairs: _Optional[_Iterable[str]] = ..., publish_above: bool = ...) -> None: ...
 
 class DistillJob(_message.Message):
-    __slots__ = ("id", "request_id", "state", "spec", "progress", "error", "created_at", "started_at", "finished_at", "starts", "student_source", "figures")
+    __slots__ = ("id", "request_id", "state", "spec", "progress", "error", "created_at", "started_at", "finished_at", "starts", "student_source", "figures", "int8_source")
     class FiguresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +220,7 @@ class DistillJob(_message.Message):
     STARTS_FIELD_NUMBER: _ClassVar[int]
     STUDENT_SOURCE_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
+    INT8_SOURCE_FIELD_NUMBER: _ClassVar[int]
     id: str
     request_id: str
     state: DistillState
@@ -181,7 +233,8 @@ class DistillJob(_message.Message):
     starts: int
     student_source: str
     figures: _containers.ScalarMap[str, float]
-    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., state: _Optional[_Union[DistillState, str]] = ..., spec: _Optional[_Union[DistillSpec, _Mapping]] = ..., progress: _Optional[_Union[DistillProgress, _Mapping]] = ..., error: _Optional[_Union[DistillError, _Mapping]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., starts: _Optional[int] = ..., student_source: _Optional[str] = ..., figures: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    int8_source: str
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., state: _Optional[_Union[DistillState, str]] = ..., spec: _Optional[_Union[DistillSpec, _Mapping]] = ..., progress: _Optional[_Union[DistillProgress, _Mapping]] = ..., error: _Optional[_Union[DistillError, _Mapping]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., starts: _Optional[int] = ..., student_source: _Optional[str] = ..., figures: _Optional[_Mapping[str, float]] = ..., int8_source: _Optional[str] = ...) -> None: ...
 
 class DistillProgress(_message.Message):
     __slots__ = ("phase", "step", "total_steps", "tokens", "losses", "figures", "tokens_per_second", "remaining", "memory_bytes", "time", "start")
@@ -300,13 +353,107 @@ class DeleteDistillJobRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class GetDistillReportRequest(_message.Message):
+    __slots__ = ("id", "html")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HTML_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    html: bool
+    def __init__(self, id: _Optional[str] = ..., html: bool = ...) -> None: ...
+
+class DistillReport(_message.Message):
+    __slots__ = ("json", "html")
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    HTML_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    html: str
+    def __init__(self, json: _Optional[str] = ..., html: _Optional[str] = ...) -> None: ...
+
+class PublishStudentRequest(_message.Message):
+    __slots__ = ("id", "name", "model", "workers", "int8", "stages", "stage_time", "stage_requests", "stage_timeout", "error_margin", "latency_ratio", "request_id")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    INT8_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    STAGE_TIME_FIELD_NUMBER: _ClassVar[int]
+    STAGE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_RATIO_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    model: str
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    int8: bool
+    stages: _containers.RepeatedScalarFieldContainer[float]
+    stage_time: _duration_pb2.Duration
+    stage_requests: int
+    stage_timeout: _duration_pb2.Duration
+    error_margin: float
+    latency_ratio: float
+    request_id: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., int8: bool = ..., stages: _Optional[_Iterable[float]] = ..., stage_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., stage_requests: _Optional[int] = ..., stage_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., error_margin: _Optional[float] = ..., latency_ratio: _Optional[float] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class Rollout(_message.Message):
+    __slots__ = ("id", "request", "state", "stage", "share", "student", "others", "reason", "created_at", "changed_at")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    STUDENT_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    request: PublishStudentRequest
+    state: RolloutState
+    stage: int
+    share: float
+    student: RolloutTally
+    others: RolloutTally
+    reason: str
+    created_at: _timestamp_pb2.Timestamp
+    changed_at: _timestamp_pb2.Timestamp
+    def __init__(self, id: _Optional[str] = ..., request: _Optional[_Union[PublishStudentRequest, _Mapping]] = ..., state: _Optional[_Union[RolloutState, str]] = ..., stage: _Optional[int] = ..., share: _Optional[float] = ..., student: _Optional[_Union[RolloutTally, _Mapping]] = ..., others: _Optional[_Union[RolloutTally, _Mapping]] = ..., reason: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., changed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class RolloutTally(_message.Message):
+    __slots__ = ("succeeded", "failed", "time_to_first_token")
+    SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    succeeded: int
+    failed: int
+    time_to_first_token: _duration_pb2.Duration
+    def __init__(self, succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class GetRolloutRequest(_message.Message):
     __slots__ = ("id",)
     ID_FIELD_NUMBER: _ClassVar[int]
     id: str
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
-class DistillReport(_message.Message):
-    __slots__ = ("json",)
-    JSON_FIELD_NUMBER: _ClassVar[int]
-    json: str
-    def __init__(self, json: _Optional[str] = ...) -> None: ...
+class ListRolloutsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRolloutsResponse(_message.Message):
+    __slots__ = ("rollouts",)
+    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
+    rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
+    def __init__(self, rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ...) -> None: ...
+
+class WatchRolloutRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class CancelRolloutRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...

@@ -77,6 +77,31 @@ class DistillerStub(object):
                 request_serializer=ladr_dot_v1_dot_distiller__pb2.GetDistillReportRequest.SerializeToString,
                 response_deserializer=ladr_dot_v1_dot_distiller__pb2.DistillReport.FromString,
                 _registered_method=True)
+        self.PublishStudent = channel.unary_unary(
+                '/ladr.v1.Distiller/PublishStudent',
+                request_serializer=ladr_dot_v1_dot_distiller__pb2.PublishStudentRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_distiller__pb2.Rollout.FromString,
+                _registered_method=True)
+        self.GetRollout = channel.unary_unary(
+                '/ladr.v1.Distiller/GetRollout',
+                request_serializer=ladr_dot_v1_dot_distiller__pb2.GetRolloutRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_distiller__pb2.Rollout.FromString,
+                _registered_method=True)
+        self.ListRollouts = channel.unary_unary(
+                '/ladr.v1.Distiller/ListRollouts',
+                request_serializer=ladr_dot_v1_dot_distiller__pb2.ListRolloutsRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_distiller__pb2.ListRolloutsResponse.FromString,
+                _registered_method=True)
+        self.WatchRollout = channel.unary_stream(
+                '/ladr.v1.Distiller/WatchRollout',
+                request_serializer=ladr_dot_v1_dot_distiller__pb2.WatchRolloutRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_distiller__pb2.Rollout.FromString,
+                _registered_method=True)
+        self.CancelRollout = channel.unary_unary(
+                '/ladr.v1.Distiller/CancelRollout',
+                request_serializer=ladr_dot_v1_dot_distiller__pb2.CancelRolloutRequest.SerializeToString,
+                response_deserializer=ladr_dot_v1_dot_distiller__pb2.Rollout.FromString,
+                _registered_method=True)
 
 
 class DistillerServicer(object):
@@ -150,6 +175,50 @@ class DistillerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PublishStudent(self, request, context):
+        """Puts the student of a job that SUCCEEDED into service: loads it on workers, then gives it more and more of what asks for
+        `name`, stage by stage, and takes it back if it does worse. The roll-out goes on when the caller is gone, and when the
+        service restarts. Errors: NOT_FOUND (job, worker), INVALID_ARGUMENT, FAILED_PRECONDITION (no student yet; its INT8 form is
+        not good enough; the service knows no router), ALREADY_EXISTS (the name is being rolled out already), UNAVAILABLE.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRollout(self, request, context):
+        """Errors: NOT_FOUND.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRollouts(self, request, context):
+        """Roll-outs, newest first, at most 1000.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchRollout(self, request, context):
+        """The roll-out now, then each change of it, until it has ended. Errors: NOT_FOUND, RESOURCE_EXHAUSTED (as many watchers as
+        may be).
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRollout(self, request, context):
+        """Takes the student back: all requests go to the models that had them before. One that has ended is returned as it is.
+        Errors: NOT_FOUND.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DistillerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -192,6 +261,31 @@ def add_DistillerServicer_to_server(servicer, server):
                     servicer.GetDistillReport,
                     request_deserializer=ladr_dot_v1_dot_distiller__pb2.GetDistillReportRequest.FromString,
                     response_serializer=ladr_dot_v1_dot_distiller__pb2.DistillReport.SerializeToString,
+            ),
+            'PublishStudent': grpc.unary_unary_rpc_method_handler(
+                    servicer.PublishStudent,
+                    request_deserializer=ladr_dot_v1_dot_distiller__pb2.PublishStudentRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_distiller__pb2.Rollout.SerializeToString,
+            ),
+            'GetRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRollout,
+                    request_deserializer=ladr_dot_v1_dot_distiller__pb2.GetRolloutRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_distiller__pb2.Rollout.SerializeToString,
+            ),
+            'ListRollouts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRollouts,
+                    request_deserializer=ladr_dot_v1_dot_distiller__pb2.ListRolloutsRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_distiller__pb2.ListRolloutsResponse.SerializeToString,
+            ),
+            'WatchRollout': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchRollout,
+                    request_deserializer=ladr_dot_v1_dot_distiller__pb2.WatchRolloutRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_distiller__pb2.Rollout.SerializeToString,
+            ),
+            'CancelRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRollout,
+                    request_deserializer=ladr_dot_v1_dot_distiller__pb2.CancelRolloutRequest.FromString,
+                    response_serializer=ladr_dot_v1_dot_distiller__pb2.Rollout.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -412,6 +506,141 @@ class Distiller(object):
             '/ladr.v1.Distiller/GetDistillReport',
             ladr_dot_v1_dot_distiller__pb2.GetDistillReportRequest.SerializeToString,
             ladr_dot_v1_dot_distiller__pb2.DistillReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PublishStudent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ladr.v1.Distiller/PublishStudent',
+            ladr_dot_v1_dot_distiller__pb2.PublishStudentRequest.SerializeToString,
+            ladr_dot_v1_dot_distiller__pb2.Rollout.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ladr.v1.Distiller/GetRollout',
+            ladr_dot_v1_dot_distiller__pb2.GetRolloutRequest.SerializeToString,
+            ladr_dot_v1_dot_distiller__pb2.Rollout.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRollouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ladr.v1.Distiller/ListRollouts',
+            ladr_dot_v1_dot_distiller__pb2.ListRolloutsRequest.SerializeToString,
+            ladr_dot_v1_dot_distiller__pb2.ListRolloutsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ladr.v1.Distiller/WatchRollout',
+            ladr_dot_v1_dot_distiller__pb2.WatchRolloutRequest.SerializeToString,
+            ladr_dot_v1_dot_distiller__pb2.Rollout.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ladr.v1.Distiller/CancelRollout',
+            ladr_dot_v1_dot_distiller__pb2.CancelRolloutRequest.SerializeToString,
+            ladr_dot_v1_dot_distiller__pb2.Rollout.FromString,
             options,
             channel_credentials,
             insecure,

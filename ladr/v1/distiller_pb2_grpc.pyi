@@ -69,6 +69,29 @@ class DistillerStub:
     """The report of a job. Errors: NOT_FOUND, FAILED_PRECONDITION (there is none yet).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
     """
+    PublishStudent: _grpc.UnaryUnaryMultiCallable[_distiller_pb2.PublishStudentRequest, _distiller_pb2.Rollout]
+    """Puts the student of a job that SUCCEEDED into service: loads it on workers, then gives it more and more of what asks for
+    `name`, stage by stage, and takes it back if it does worse. The roll-out goes on when the caller is gone, and when the
+    service restarts. Errors: NOT_FOUND (job, worker), INVALID_ARGUMENT, FAILED_PRECONDITION (no student yet; its INT8 form is
+    not good enough; the service knows no router), ALREADY_EXISTS (the name is being rolled out already), UNAVAILABLE.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+    """
+    GetRollout: _grpc.UnaryUnaryMultiCallable[_distiller_pb2.GetRolloutRequest, _distiller_pb2.Rollout]
+    """Errors: NOT_FOUND.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+    """
+    ListRollouts: _grpc.UnaryUnaryMultiCallable[_distiller_pb2.ListRolloutsRequest, _distiller_pb2.ListRolloutsResponse]
+    """Roll-outs, newest first, at most 1000."""
+    WatchRollout: _grpc.UnaryStreamMultiCallable[_distiller_pb2.WatchRolloutRequest, _distiller_pb2.Rollout]
+    """The roll-out now, then each change of it, until it has ended. Errors: NOT_FOUND, RESOURCE_EXHAUSTED (as many watchers as
+    may be).
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+    """
+    CancelRollout: _grpc.UnaryUnaryMultiCallable[_distiller_pb2.CancelRolloutRequest, _distiller_pb2.Rollout]
+    """Takes the student back: all requests go to the models that had them before. One that has ended is returned as it is.
+    Errors: NOT_FOUND.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+    """
 
 @_typing.type_check_only
 class DistillerAsyncStub(DistillerStub):
@@ -109,6 +132,29 @@ class DistillerAsyncStub(DistillerStub):
     GetDistillReport: _aio.UnaryUnaryMultiCallable[_distiller_pb2.GetDistillReportRequest, _distiller_pb2.DistillReport]  # type: ignore[assignment]
     """The report of a job. Errors: NOT_FOUND, FAILED_PRECONDITION (there is none yet).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+    """
+    PublishStudent: _aio.UnaryUnaryMultiCallable[_distiller_pb2.PublishStudentRequest, _distiller_pb2.Rollout]  # type: ignore[assignment]
+    """Puts the student of a job that SUCCEEDED into service: loads it on workers, then gives it more and more of what asks for
+    `name`, stage by stage, and takes it back if it does worse. The roll-out goes on when the caller is gone, and when the
+    service restarts. Errors: NOT_FOUND (job, worker), INVALID_ARGUMENT, FAILED_PRECONDITION (no student yet; its INT8 form is
+    not good enough; the service knows no router), ALREADY_EXISTS (the name is being rolled out already), UNAVAILABLE.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+    """
+    GetRollout: _aio.UnaryUnaryMultiCallable[_distiller_pb2.GetRolloutRequest, _distiller_pb2.Rollout]  # type: ignore[assignment]
+    """Errors: NOT_FOUND.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+    """
+    ListRollouts: _aio.UnaryUnaryMultiCallable[_distiller_pb2.ListRolloutsRequest, _distiller_pb2.ListRolloutsResponse]  # type: ignore[assignment]
+    """Roll-outs, newest first, at most 1000."""
+    WatchRollout: _aio.UnaryStreamMultiCallable[_distiller_pb2.WatchRolloutRequest, _distiller_pb2.Rollout]  # type: ignore[assignment]
+    """The roll-out now, then each change of it, until it has ended. Errors: NOT_FOUND, RESOURCE_EXHAUSTED (as many watchers as
+    may be).
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+    """
+    CancelRollout: _aio.UnaryUnaryMultiCallable[_distiller_pb2.CancelRolloutRequest, _distiller_pb2.Rollout]  # type: ignore[assignment]
+    """Takes the student back: all requests go to the models that had them before. One that has ended is returned as it is.
+    Errors: NOT_FOUND.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
 
 class DistillerServicer(metaclass=_abc_1.ABCMeta):
@@ -195,6 +241,59 @@ class DistillerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_distiller_pb2.DistillReport, _abc.Awaitable[_distiller_pb2.DistillReport]]:
         """The report of a job. Errors: NOT_FOUND, FAILED_PRECONDITION (there is none yet).
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+        """
+
+    @_abc_1.abstractmethod
+    def PublishStudent(
+        self,
+        request: _distiller_pb2.PublishStudentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_distiller_pb2.Rollout, _abc.Awaitable[_distiller_pb2.Rollout]]:
+        """Puts the student of a job that SUCCEEDED into service: loads it on workers, then gives it more and more of what asks for
+        `name`, stage by stage, and takes it back if it does worse. The roll-out goes on when the caller is gone, and when the
+        service restarts. Errors: NOT_FOUND (job, worker), INVALID_ARGUMENT, FAILED_PRECONDITION (no student yet; its INT8 form is
+        not good enough; the service knows no router), ALREADY_EXISTS (the name is being rolled out already), UNAVAILABLE.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+        """
+
+    @_abc_1.abstractmethod
+    def GetRollout(
+        self,
+        request: _distiller_pb2.GetRolloutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_distiller_pb2.Rollout, _abc.Awaitable[_distiller_pb2.Rollout]]:
+        """Errors: NOT_FOUND.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
+        """
+
+    @_abc_1.abstractmethod
+    def ListRollouts(
+        self,
+        request: _distiller_pb2.ListRolloutsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_distiller_pb2.ListRolloutsResponse, _abc.Awaitable[_distiller_pb2.ListRolloutsResponse]]:
+        """Roll-outs, newest first, at most 1000."""
+
+    @_abc_1.abstractmethod
+    def WatchRollout(
+        self,
+        request: _distiller_pb2.WatchRolloutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_distiller_pb2.Rollout], _abc.AsyncIterator[_distiller_pb2.Rollout]]:
+        """The roll-out now, then each change of it, until it has ended. Errors: NOT_FOUND, RESOURCE_EXHAUSTED (as many watchers as
+        may be).
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
+        """
+
+    @_abc_1.abstractmethod
+    def CancelRollout(
+        self,
+        request: _distiller_pb2.CancelRolloutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_distiller_pb2.Rollout, _abc.Awaitable[_distiller_pb2.Rollout]]:
+        """Takes the student back: all requests go to the models that had them before. One that has ended is returned as it is.
+        Errors: NOT_FOUND.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
         """
 
 def add_DistillerServicer_to_server(servicer: DistillerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

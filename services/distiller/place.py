@@ -6,8 +6,10 @@ trainer.log      what the trainer prints
 initial/         the student before its first step, with student.json: what it was made of
 taught/          the teacher's most likely tokens, where the objective wants them stored
 checkpoints/     the newest ones
+answered/        the records as a model behind the router answered them, where that was asked for
 student/         the student: safetensors, tokenizer, model card, hashes
-report/          report.json
+student-int8/    the same in 8 bits, where that was asked for, with int8.json: its kind, its layers, its KL step by step
+report/          report.json, report.html and its pictures
 failure.json     why the trainer gave up, if it knows (a `DistillError`)
 
 The trainer's exit status says how it ended: DONE, FAILED (see failure.json), or STOPPED: it was told to stop (SIGTERM), wrote
@@ -63,6 +65,14 @@ class Place:
     @property
     def student(self) -> Path:
         return self.root / "student"
+
+    @property
+    def answered(self) -> Path:
+        return self.root / "answered"
+
+    @property
+    def student_int8(self) -> Path:
+        return self.root / "student-int8"
 
     @property
     def report(self) -> Path:

@@ -52,6 +52,8 @@ class Data(Part):
     sequence_tokens: int = Field(512, ge=16, le=131_072)
     score_prompts: bool = False
     holdout: float = Field(0.05, gt=0, lt=1)
+    answers_from: Source = ""
+    answer_tokens: int = Field(256, ge=1, le=131_072)
 
 
 class Objective(Part):
@@ -86,7 +88,7 @@ class Objective(Part):
 class Training(Part):
     """The training. `threads` 0: the service's setting; `device` "": cuda where there is one; `warmup_steps` None: a 20th."""
 
-    steps: int = Field(200, ge=1, le=10_000_000)
+    steps: int = Field(200, ge=0, le=10_000_000)
     batch_sequences: int = Field(8, ge=1, le=65_536)
     micro_sequences: int = Field(2, ge=1, le=4096)
     learning_rate: float = Field(5e-4, gt=0, le=1)
@@ -111,6 +113,39 @@ class Evaluation(Part):
     """What is measured at the end."""
 
     tokens: int = Field(20_000, ge=100, le=100_000_000)
+    battles: int = Field(32, ge=0, le=100_000)
+    judge: Literal["likelihood", "router"] = "likelihood"
+    judge_model: Source = ""
+    answer_tokens: int = Field(64, ge=1, le=4096)
+    refusal_pairs: int = Field(12, ge=0, le=1000)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Evaluation:
+        if self.battles and self.judge == "router" and not self.judge_model:
+            raise ValueError("a judge behind the router needs its served name as judge_model")
+        return self
+
+
+Repair = Literal["smooth", "keep_sensitive", "lora"]
+
+
+class Int8(Part):
+    """The student in 8 bits."""
+
+    kind: Literal["none", "weight_only", "w8a8"] = "none"
+    dialogues: int = Field(5000, ge=1, le=1_000_000)
+    threshold: float = Field(0.02, gt=0, le=100)
+    goal: float = Field(0.008, gt=0, le=100)
+    repairs: tuple[Repair, ...] = Field(("smooth", "keep_sensitive", "lora"), max_length=3)
+    publish_above: bool = False
+
+    @model_validator(mode="after")
+    def _whole(self) -> Int8:
+        if self.goal > self.threshold:
+            raise ValueError("goal may not be above threshold")
+        if len(set(self.repairs)) < len(self.repairs):
+            raise ValueError("name each repair once")
+        return self
 
 
 class Spec(Part):
@@ -122,6 +157,7 @@ class Spec(Part):
     objective: Objective = Objective()
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
+    int8: Int8 = Int8()
 
 
 def from_message(message: DistillSpec) -> Spec:
