@@ -21,7 +21,7 @@ class DistillerSettings(Server):
     model_root: Path = Field(Path("models"), description="directory that models are read from, and students go to")
     data_root: Path = Field(Path("data"), description="directory that data is read from")
     allow_hub: bool = Field(False, description="let a model's source be a hub name, which is downloaded")
-    router: Address | None = Field(None, description="address of a router: answers for data, judges and roll-outs go through it")
+    router: Address | None = Field(None, description="address of a router: for answers, judges and roll-outs")
     devices: Annotated[tuple[str, ...], AsNames] = Field(
         (), description="devices that jobs may use, one job at a time on each: cpu, cuda:0; empty: those that are there"
     )
