@@ -10,6 +10,8 @@ from services.common.sources import locate, under
 from services.distiller.devices import eligible, enough
 from services.distiller.spec import Spec
 
+_NO_ROUTER = "this service knows no router: set distiller.router to the address of one"
+
 
 def check(spec: Spec, settings: DistillerSettings, devices: Sequence[str]) -> None:
     """Raises: InvalidRequest: names the field and what to do."""
@@ -18,6 +20,10 @@ def check(spec: Spec, settings: DistillerSettings, devices: Sequence[str]) -> No
         _model(spec.student.source, "spec.student.source", settings)
     if spec.data.path:
         _data(spec.data.path, settings)
+    if spec.data.answers_from and settings.router is None:
+        raise InvalidRequest(_NO_ROUTER, field="spec.data.answers_from")
+    if spec.evaluation.battles and spec.evaluation.judge == "router" and settings.router is None:
+        raise InvalidRequest(_NO_ROUTER, field="spec.evaluation.judge")
     training = spec.training
     if not eligible(training.device, devices):
         message = f"this service has no such device; it has {', '.join(devices)}"

@@ -19,14 +19,13 @@ from services.distiller.devices import assign, enough
 from services.distiller.log import last_lines
 from services.distiller.machine import Event, Fail, Failure, Job, Refused, Start, Yield
 from services.distiller.outcome import outcome
-from services.distiller.place import Place
+from services.distiller.place import START, Place
 from services.distiller.spec import Spec
 from services.distiller.store import Store
 
 log = structlog.get_logger()
 
 TRAINER = (sys.executable, "-P", "-m", "services.distiller.trainer")
-START = "LADR_DISTILL_START"  # environment of a trainer: how often one was started for its job, this time included
 _AGAIN_S = 1.0  # until a change that the store did not take is tried again
 
 
@@ -174,7 +173,7 @@ def environment(settings: DistillerSettings, devices: Sequence[str]) -> dict[str
     values: dict[str, Any] = {**plain(settings), "devices": ",".join(devices)}
     for key in ("state", "model_root", "data_root"):
         values[key] = os.path.abspath(values[key])  # noqa: PTH100  # links stay as they are
-    return {env_name("distiller", key): str(value) for key, value in values.items()}
+    return {env_name("distiller", key): str(value) for key, value in values.items() if value is not None}
 
 
 def _prepare(place: Place, job: Job) -> None:

@@ -29,6 +29,7 @@ from ladr.v1.distiller_pb2 import DistillError, DistillProgress
 from services.distiller.spec import Spec
 
 DONE, FAILED, STOPPED = 0, 1, 75
+START = "LADR_DISTILL_START"  # environment of a trainer: how often one was started for its job, this time included
 _TORN = (ParseError, UnicodeDecodeError)
 
 
@@ -68,7 +69,7 @@ class Place:
 
     @property
     def answered(self) -> Path:
-        return self.root / "answered"
+        return self.root / "answered" / "records.jsonl"
 
     @property
     def student_int8(self) -> Path:

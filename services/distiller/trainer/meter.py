@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from ladr.v1.distiller_pb2 import DistillPhase, DistillProgress
-from services.distiller.place import Place
+from services.distiller.place import START, Place
 
 
 class Meter:
@@ -33,7 +34,7 @@ class Meter:
         self._memory_bytes = memory_bytes
         self._every_s = every_s
         self._clock = clock
-        self._start = 1 + _last_start(place)
+        self._start = int(os.environ.get(START, 0)) or 1 + _last_start(place)
         self._phase = DistillPhase.DISTILL_PHASE_UNSPECIFIED
         self._tokens = 0
         self.begin(DistillPhase.DISTILL_PHASE_PREPARE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from services.distiller.trainer.answer import answer
 from services.distiller.trainer.evaluate import evaluate
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.prepare import prepare
@@ -11,7 +12,7 @@ from services.distiller.trainer.save import save
 from services.distiller.trainer.teach import teach
 from services.distiller.trainer.train import train
 
-PHASES: tuple[Callable[[Job], None], ...] = (prepare, teach, train, save, evaluate)
+PHASES: tuple[Callable[[Job], None], ...] = (answer, prepare, teach, train, save, evaluate)
 
 
 def run(job: Job) -> None:

@@ -42,7 +42,8 @@ def prepare(job: Job) -> None:
     job.tokenizer = models.tokenizer(where)
     job.ends = models.ends(where, job.tokenizer)
     job.padding = next(one for one in (job.tokenizer.pad_token_id, *job.ends, 0) if one is not None)
-    corpus = scan(find(data.path, job.settings.data_root), data.holdout, training.seed)
+    source = job.place.answered if data.answers_from else find(data.path, job.settings.data_root)
+    corpus = scan(source, data.holdout, training.seed)
     job.reader = Reader(corpus, Encoder(job.tokenizer, job.ends, data.score_prompts), data.sequence_tokens)
     next(stream(job))  # refuses data with nothing to score
     if next(once(job.reader, corpus.held_out, job.padding), None) is None:

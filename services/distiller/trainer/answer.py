@@ -1,0 +1,43 @@
+"""First of all, where that was asked for: the records are answered by a model behind the router."""
+
+from __future__ import annotations
+
+import time
+
+from ladr.sync_client import SyncClient
+from ladr.v1.distiller_pb2 import DistillPhase
+from services.distiller.data.answers import Asked, Count, gather
+from services.distiller.data.corpus import find
+from services.distiller.refused import Refused
+from services.distiller.trainer.job import Job
+
+_LOOK_S = 0.5
+
+
+def answer(job: Job) -> None:
+    """Write `answered/records.jsonl`, unless it is there. One process does it, the others wait for the file.
+
+    Raises: Refused: the service knows no router, or see `answers.gather`.
+    """
+    data = job.spec.data
+    if not data.answers_from or job.place.answered.exists():
+        return
+    if not job.ranks.first:
+        while not job.place.answered.exists():  # for hours: no collective call waits that long
+            job.stop.check()
+            time.sleep(_LOOK_S)
+        return
+    if job.settings.router is None:
+        raise Refused("NO_ROUTER", "answers come through a router: set distiller.router to its address")
+    source = find(data.path, job.settings.data_root)
+    with source.open("rb") as file:
+        records = sum(1 for line in file if line.strip())
+    job.meter.begin(DistillPhase.DISTILL_PHASE_ANSWER, records)
+    asked = Asked(data.answers_from, data.answer_tokens, job.place.root.name)
+    with SyncClient(job.settings.router) as router:
+        gather(source, job.place.answered, asked, router, lambda count: _tell(job, count), job.stop.check)
+
+
+def _tell(job: Job, count: Count) -> None:
+    figures = {"answered": count.answered, "cut": count.cut, "failed": count.failed}
+    job.meter.step(count.all, 0, {}, figures)
