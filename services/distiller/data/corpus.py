@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ladr.errors import InvalidRequest
 from services.common.sources import under
-from services.distiller.data.record import Broken, Record, read
+from services.distiller.data.record import Broken, read
 from services.distiller.refused import Refused
 
 BUNDLED = Path(__file__).with_name("conversations.jsonl")
@@ -33,10 +35,11 @@ class Corpus:
     held_out: Offsets
     digest: str
 
-    def read(self, offset: int) -> Record:
+    def line(self, offset: int) -> bytes:
+        """The record that begins there."""
         with self.path.open("rb") as file:
             file.seek(offset)
-            return read(file.readline(LINE_BYTES))
+            return file.readline(LINE_BYTES)
 
 
 def find(source: str, root: Path) -> Path:
@@ -55,12 +58,12 @@ def find(source: str, root: Path) -> Path:
     return path
 
 
-def scan(path: Path, holdout: float, seed: int) -> Corpus:
+def scan(path: Path, holdout: float, seed: int, read: Callable[[bytes], Any] = read) -> Corpus:
     """Look at each line once.
 
     Which records are held out is a matter of their bytes and the seed alone: another order of the lines, or more of them,
     moves none. Of two records or more, at least one is held out.
-    Args: holdout: the share that is held out, over 0 and under 1.
+    Args: holdout: the share that is held out, over 0 and under 1. read: raises Broken if a line is no record.
     Raises: Refused: a line is no record (named by its number), or there is nothing to train on.
     """
     train, held_out = array("q"), array("q")
@@ -73,7 +76,7 @@ def scan(path: Path, holdout: float, seed: int) -> Corpus:
             number += 1
             whole.update(line)
             if line.strip():
-                _check(line, number)
+                _check(line, number, read)
                 rank = _rank(line, seed)
                 (held_out if rank < limit else train).append(offset)
                 if rank < least:
@@ -89,7 +92,7 @@ def scan(path: Path, holdout: float, seed: int) -> Corpus:
     return Corpus(path, np.array(train), np.array(held_out, dtype=np.int64), whole.hexdigest())
 
 
-def _check(line: bytes, number: int) -> None:
+def _check(line: bytes, number: int, read: Callable[[bytes], Any]) -> None:
     if len(line) == LINE_BYTES and not line.endswith(b"\n"):
         raise Refused(
             "DATA_BROKEN", f"line {number} of the data is longer than {LINE_BYTES >> 20} MiB: split the record"

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from services.distiller.data.corpus import Corpus, Offsets
 from services.distiller.data.encode import Encoder, Untemplated
+from services.distiller.data.order import Order
 from services.distiller.data.packing import Packed, Piece, choose, pack
+from services.distiller.data.record import read
 from services.distiller.refused import Refused
 
 WINDOW = 64
@@ -38,7 +38,7 @@ class Reader:
     def pieces(self, offset: int) -> list[Piece]:
         """What the record at this byte gives, which may be nothing."""
         try:
-            documents = self.encoder.encode(self.corpus.read(offset))
+            documents = self.encoder.encode(read(self.corpus.line(offset)))
         except Untemplated as error:
             log.warning("the record at byte %d is skipped, the chat template does not take it: %s", offset, error)
             documents = []
@@ -57,10 +57,11 @@ class Stream:
     reader: Reader
     seed: int
     padding: int
-    _epoch: int = -1
-    _next: int = 0
-    _order: Offsets = field(default_factory=lambda: np.array([], dtype=np.int64))
+    _order: Order = field(init=False)
     _waiting: list[Piece] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._order = Order(self.reader.corpus.train, self.seed)
 
     def __next__(self) -> Packed:
         """The next sequence.
@@ -73,16 +74,17 @@ class Stream:
     @property
     def epoch(self) -> int:
         """How often the corpus has been gone round."""
-        return self._epoch
+        return self._order.epoch
 
     @property
     def position(self) -> dict[str, Any]:
         """Where the stream is: epoch, next record of its order, and the keys of the pieces that wait."""
-        return {"epoch": self._epoch, "next": self._next, "waiting": [list(piece.key) for piece in self._waiting]}
+        order = self._order
+        return {"epoch": order.epoch, "next": order.following, "waiting": [list(piece.key) for piece in self._waiting]}
 
     def restore(self, position: dict[str, Any]) -> None:
         """Go on from where a stream of the same file, seed and length was."""
-        self._begin(position["epoch"], position["next"])
+        self._order.restore(position["epoch"], position["next"])
         known: dict[int, list[Piece]] = {}
         self._waiting = []
         for offset, number in position["waiting"]:
@@ -93,25 +95,15 @@ class Stream:
     def _fill(self) -> None:
         barren = 0
         while len(self._waiting) < WINDOW:
-            if self._next == len(self._order):
-                self._begin(self._epoch + 1, 0)
-            found = self.reader.pieces(int(self._order[self._next]))
-            self._next += 1
+            found = self.reader.pieces(next(self._order))
             self._waiting += found
             barren = 0 if found else barren + 1
-            if barren >= 2 * len(self._order):
+            if barren >= 2 * len(self.reader.corpus.train):
                 raise Refused(
                     "ALL_LABELS_MASKED",
                     "no record of the data has anything to score: give conversations with assistant answers that the"
                     " teacher's chat template takes, or set data.score_prompts",
                 )
-
-    def _begin(self, epoch: int, following: int) -> None:
-        train = self.reader.corpus.train
-        self._epoch, self._next = epoch, following
-        self._order = (
-            train[np.random.default_rng([self.seed, epoch]).permutation(len(train))] if epoch >= 0 else train[:0]
-        )
 
 
 def once(reader: Reader, offsets: Offsets, padding: int) -> Iterator[Packed]:

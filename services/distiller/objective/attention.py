@@ -45,7 +45,9 @@ def distance(student: QueriesKeys, teacher: QueriesKeys, documents: Any, scored:
 
     The maps are made for some queries of a row at a time, and again in the backward pass: no whole map is in memory.
 
-    Args: documents: [batch, time]; scored: [batch, time], true for the queries that count; chunk: queries at once.
+    Args:
+        documents: [batch, time], or None: every query sees every key. scored: [batch, time], true for the queries that count.
+        chunk: queries at once.
     """
     total = torch.zeros((), dtype=torch.promote_types(student.queries.dtype, torch.float32), device=scored.device)
     for row in scored.any(1).nonzero()[:, 0].tolist():
@@ -62,7 +64,9 @@ def maps(layer: QueriesKeys, documents: Any, row: int, at: Any) -> Any:
     grouped = queries.reshape(len(keys), -1, width)  # the heads of a group side by side, as if it had more queries
     weights = (grouped @ keys.transpose(1, 2)).reshape(heads, count, -1) * layer.scaling
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    return weights.masked_fill(~visible(documents[row], at, layer.window), float("-inf")).softmax(-1)
+    if documents is not None:
+        weights = weights.masked_fill(~visible(documents[row], at, layer.window), float("-inf"))
+    return weights.softmax(-1)
 
 
 def visible(documents: Any, at: Any, window: int | None) -> Any:

@@ -55,6 +55,11 @@ class Batch:
         return Batch(**{name: value.to(device) if torch.is_tensor(value) else value for name, value in values.items()})
 
 
+def rows(states: Any, real: Any) -> Any:
+    """Of states [batch, time, width] the real tokens' [tokens, width]; `real` [batch, time], or None: all are."""
+    return states.flatten(0, 1) if real is None else states[real]
+
+
 def documents(position_ids: Any) -> Any:
     """Which document each token of a row belongs to, from 0. [batch, time]
 

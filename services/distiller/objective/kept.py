@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from services.distiller.layers import layers
+from services.distiller.layers import attention_in, layers
 from services.distiller.objective.attention import QueriesKeys
 from services.distiller.refused import Refused
 
@@ -43,7 +43,7 @@ def attention_of(model: Any, index: int) -> Any:
 
     Raises: Refused: it has none whose queries and keys can be had.
     """
-    attention = getattr(layers(model)[index], "self_attn", None)
+    attention = attention_in(layers(model)[index])
     if (
         attention is None
         or not hasattr(attention, "config")

@@ -1,6 +1,7 @@
 """What a model costs, by count: multiply-adds of a token (two floating-point operations each), parameters, memory.
 
-The output head is counted apart: it stays as it is when layers go, and is a fifth of a small model.
+The output head is counted apart: it stays as it is when layers go, and is a fifth of a small model. An image encoder is counted
+by picture.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from typing import Any
 
 from torch import nn
 
-from services.distiller.layers import head, layers
+from services.distiller.layers import attention_in, classifier, head, layers, parts
 
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one token.
+    """Of one token; of an image encoder: of one picture.
 
     Attributes:
-        head: multiply-adds of the output head.
-        rest: of all other linear layers.
+        head: multiply-adds of the output head (of an image encoder: its classes, once).
+        rest: of all other linear layers, and of those that make patches.
         attention: of queries with keys and of weights with values, for a token that sees `context` keys in each layer.
-        context: that number.
+        context: that number (of an image encoder: its patches).
         parameters: weights, tied ones once.
     """
 
@@ -61,10 +62,35 @@ def cost(model: Any, context: int) -> Cost:
     return Cost(
         head=last.weight.numel(),
         rest=rest,
-        attention=sum(_attention(layer.self_attn, context) for layer in layers(model)),
+        attention=sum(_attention(attention_in(layer), context) for layer in layers(model)),
         context=context,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
+
+
+def image_cost(model: Any) -> Cost:
+    """Count an image encoder with one size of pictures."""
+    count, last = patches(model.config), classifier(model)
+    each = sum(
+        module.in_features * module.out_features
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module is not last
+    )
+    each += sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Conv2d))
+    found = [parts(layer) for layer in layers(model)]
+    return Cost(
+        head=0 if last is None else last.weight.numel(),
+        rest=count * each,
+        attention=sum(2 * count * count * one.queries.out_features for one in found if one is not None),
+        context=count,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
+
+
+def patches(config: Any) -> int:
+    """Patches of a picture."""
+    sides = [one if isinstance(one, list | tuple) else (one, one) for one in (config.image_size, config.patch_size)]
+    return int((sides[0][0] // sides[1][0]) * (sides[0][1] // sides[1][1]))
 
 
 def _attention(attention: Any, context: int) -> int:

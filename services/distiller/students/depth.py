@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from services.distiller.layers import layers
+from services.distiller.layers import layers, stack
 from services.distiller.refused import Refused
 
 
@@ -34,19 +34,20 @@ def cut(teacher: Any, kept: Sequence[int]) -> Any:
 
     Raises: Refused: a layer is not there, or none is left.
     """
-    whole = layers(teacher)
+    owner, name = stack(teacher)
+    whole = getattr(owner, name)
     if not kept or kept[0] < 0 or kept[-1] >= len(whole):
         raise Refused(
             "LAYERS_MISMATCH", f"the teacher has {len(whole)} layers: keep 1 to {len(whole)} of them, from 0 on."
         )
     try:
-        teacher.base_model.layers = type(whole)([whole[index] for index in kept])  # so that only these are copied
+        setattr(owner, name, type(whole)([whole[index] for index in kept]))  # so that only these are copied
         student = copy.deepcopy(teacher)
     finally:
-        teacher.base_model.layers = whole
-    for name, value in vars(student.config).items():
+        setattr(owner, name, whole)
+    for key, value in vars(student.config).items():
         if isinstance(value, list) and len(value) == len(whole):  # one for each layer: layer_types…
-            setattr(student.config, name, [value[index] for index in kept])
+            setattr(student.config, key, [value[index] for index in kept])
     student.config.num_hidden_layers = len(kept)
     for index, layer in enumerate(layers(student)):
         for module in layer.modules():

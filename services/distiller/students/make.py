@@ -8,12 +8,12 @@ from typing import Any
 
 from services.distiller.layers import layers
 from services.distiller.objective import checks
-from services.distiller.objective.batch import Batch
 from services.distiller.objective.checks import LayerMap
+from services.distiller.objective.forward import run
 from services.distiller.refused import Refused
 from services.distiller.spec import Student
 from services.distiller.students import depth, width
-from services.distiller.students.influence import block_influence
+from services.distiller.students.influence import Run, block_influence
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,25 @@ class Made:
     description: str
 
 
-def make(teacher: Any, student: Student, batches: Iterable[Batch], load: Callable[[str], Any] | None = None) -> Made:
+def make(
+    teacher: Any,
+    student: Student,
+    batches: Iterable[Any],
+    load: Callable[[str], Any] | None = None,
+    run: Run = run,
+) -> Made:
     """Make a student; the teacher stays as it is.
 
     Args:
         batches: what layers and widths are measured on, some thousand tokens; not read where nothing is measured.
         load: gives the model of a source; for a student of kind "model".
+        run: takes a model over a batch.
     Raises: Refused: it cannot be made of this teacher.
     """
     if student.kind == "depth":
-        model, layer_map, description = _by_depth(teacher, student, batches)
+        model, layer_map, description = _by_depth(teacher, student, batches, run)
     elif student.kind == "width":
-        model = width.narrow(teacher, student.feed_forward, student.heads, batches)
+        model = width.narrow(teacher, student.feed_forward, student.heads, batches, run)
         layer_map = tuple((index, index) for index in range(len(layers(teacher))))
         description = f"all {len(layer_map)} layers, {_widths(model, teacher)}"
     elif load is None:
@@ -54,7 +61,7 @@ def make(teacher: Any, student: Student, batches: Iterable[Batch], load: Callabl
     return Made(model.requires_grad_(True).train(), layer_map, description)
 
 
-def _by_depth(teacher: Any, student: Student, batches: Iterable[Batch]) -> tuple[Any, LayerMap, str]:
+def _by_depth(teacher: Any, student: Student, batches: Iterable[Any], run: Run) -> tuple[Any, LayerMap, str]:
     count = len(layers(teacher))
     wanted = student.layers or max(round(count * 2 / 3), 1)
     if wanted > count:
@@ -64,7 +71,7 @@ def _by_depth(teacher: Any, student: Student, batches: Iterable[Batch]) -> tuple
     elif student.choice == "every_kth":
         kept, how = depth.evenly_spaced(count, wanted), "evenly spaced"
     else:
-        kept, how = depth.most_influential(block_influence(teacher, batches), wanted), "by block influence"
+        kept, how = depth.most_influential(block_influence(teacher, batches, run), wanted), "by block influence"
     model = depth.cut(teacher, kept)
     return model, tuple(enumerate(kept)), f"layers {', '.join(map(str, kept))} of {count}, {how}"
 

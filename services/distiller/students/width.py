@@ -17,55 +17,73 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.distiller.layers import layers
-from services.distiller.objective.batch import Batch
+from services.distiller.layers import Parts, layers, parts
+from services.distiller.objective.batch import rows
 from services.distiller.objective.forward import run
 from services.distiller.refused import Refused
+from services.distiller.students.influence import Run
 
 _MULTIPLE = 8  # widths that matrix units like
 
 
-def narrow(teacher: Any, feed_forward: float, heads: float, batches: Iterable[Batch]) -> Any:
+def narrow(teacher: Any, feed_forward: float, heads: float, batches: Iterable[Any], run: Run = run) -> Any:
     """A narrower copy of the teacher, which stays as it is.
 
     Args:
         feed_forward: the share of inner units that is kept, over 0 to 1, in eights where the teacher has such.
         heads: the share of groups that is kept, over 0 to 1: the nearest number that the kind of model can have.
+        run: takes the model over a batch.
     Raises: Refused: the model's layers are built in another way, or there is no data to measure on.
     """
-    _check(teacher)
+    found = _parts(teacher)
     config = teacher.config
-    groups = config.num_key_value_heads
+    groups = _group_count(config)
     inner = _share(config.intermediate_size, feed_forward, _MULTIPLE)
     kept_groups = _groups(config, heads)
-    worths = _worths(teacher, batches)
+    worths = _worths(teacher, found, batches, run)
     student = copy.deepcopy(teacher)
-    for layer, (units, channels) in zip(layers(student), worths, strict=True):
-        _narrow_feed_forward(layer.mlp, _best(units, inner))
-        _narrow_attention(layer.self_attn, groups, _best(channels.reshape(groups, -1).sum(1), kept_groups))
+    for one, (units, channels) in zip(_parts(student), worths, strict=True):
+        _narrow_feed_forward(one, _best(units, inner))
+        _narrow_attention(one, groups, _best(channels.reshape(groups, -1).sum(1), kept_groups))
+    for layer in layers(student):
+        layer.mlp.intermediate_size = inner
     student.config.intermediate_size = inner
-    student.config.head_dim = layers(teacher)[0].self_attn.head_dim  # unsaid, it would be made of the number of heads
-    _set_groups(student.config, kept_groups)
+    if kept_groups < groups:
+        student.config.head_dim = found[0].attention.head_dim  # unsaid, it would be made of the number of heads
+        _set_groups(student.config, kept_groups)
+    _check_shapes(student)
     return student
 
 
-def _check(teacher: Any) -> None:
-    names = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", *(f"self_attn.{name}_proj" for name in "qkvo"))
-    for layer in layers(teacher):
-        modules: dict[str, Any] = dict(layer.named_modules())
-        if not all(isinstance(modules.get(name), nn.Linear) for name in names) or not hasattr(
-            modules["self_attn"], "head_dim"
-        ):
-            raise Refused(
-                "MODEL_UNSUPPORTED",
-                f"{type(teacher).__name__} has other layers than Llama, so its width cannot be cut: make the student by depth.",
-            )
-        norm = modules.get("self_attn.q_norm")
-        if norm is not None and norm.weight.shape[-1] != modules["self_attn"].head_dim:
+def _parts(teacher: Any) -> list[Parts]:
+    found = [parts(layer) for layer in layers(teacher)]
+    if not all(one is not None and hasattr(one.attention, "head_dim") for one in found):
+        raise Refused(
+            "MODEL_UNSUPPORTED",
+            f"{type(teacher).__name__} has other layers than Llama or ViT, so its width cannot be cut: make the student by"
+            " depth.",
+        )
+    whole = [one for one in found if one is not None]
+    for one in whole:
+        norm = getattr(one.attention, "q_norm", None)
+        if norm is not None and norm.weight.shape[-1] != one.attention.head_dim:
             raise Refused(
                 "MODEL_UNSUPPORTED",
                 f"{type(teacher).__name__} normalises all heads together: make the student by depth, or keep all heads.",
             )
+    return whole
+
+
+def _check_shapes(student: Any) -> None:
+    """Its config alone must give a model of its shapes: else what is saved could not be read."""
+    with torch.device("meta"):
+        bare = type(student)(copy.deepcopy(student.config))
+    shapes = {name: one.shape for name, one in bare.named_parameters()}
+    if any(shapes.get(name) != one.shape for name, one in student.named_parameters()):
+        raise Refused(
+            "MODEL_UNSUPPORTED",
+            f"{type(student).__name__} cannot have fewer heads of the same width: set student.heads to 1.",
+        )
 
 
 def _share(whole: int, share: float, multiple: int) -> int:
@@ -74,11 +92,17 @@ def _share(whole: int, share: float, multiple: int) -> int:
     return max(round(whole * share / multiple), 1) * multiple
 
 
+def _group_count(config: Any) -> int:
+    """Key-value heads; where the config does not speak of them each head is one."""
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
 def _groups(config: Any, share: float) -> int:
     """The number of groups nearest to a share of them that a config of this kind takes (Llama's heads divide its width)."""
-    wanted = _share(config.num_key_value_heads, share, 1)
-    for count in sorted(range(1, config.num_key_value_heads), key=lambda count: abs(count - wanted)):
-        if abs(count - wanted) >= config.num_key_value_heads - wanted:
+    whole = _group_count(config)
+    wanted = _share(whole, share, 1)
+    for count in sorted(range(1, whole), key=lambda count: abs(count - wanted)):
+        if abs(count - wanted) >= whole - wanted:
             break
         trial = copy.deepcopy(config)
         _set_groups(trial, count)
@@ -87,38 +111,41 @@ def _groups(config: Any, share: float) -> int:
         except ValueError:
             continue
         return count
-    return int(config.num_key_value_heads)
+    return whole
 
 
 def _set_groups(config: Any, count: int) -> None:
-    config.num_attention_heads = config.num_attention_heads // config.num_key_value_heads * count
-    config.num_key_value_heads = count
+    config.num_attention_heads = config.num_attention_heads // _group_count(config) * count
+    if hasattr(config, "num_key_value_heads"):
+        config.num_key_value_heads = count
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]  # torch has no types here
-def _worths(model: Any, batches: Iterable[Batch]) -> list[tuple[Any, Any]]:
+def _worths(model: Any, found: list[Parts], batches: Iterable[Any], run: Run) -> list[tuple[Any, Any]]:
     """What each inner unit [inner] and each head's channel [heads · head width] of each layer is worth."""
-    readers = [reader for layer in layers(model) for reader in (layer.mlp.down_proj, layer.self_attn.o_proj)]
+    readers = [reader for one in found for reader in (one.outer, one.output)]
     sums = [torch.zeros(reader.in_features, dtype=torch.float64) for reader in readers]
-    tokens = 0
+    tokens = torch.zeros(len(readers), dtype=torch.int64)
     for batch in batches:
         real = batch.real()
-        tokens += int(real.sum())
         with ExitStack() as hooks:
-            for reader, total in zip(readers, sums, strict=True):
-                hooks.callback(reader.register_forward_pre_hook(_adding(total, real)).remove)
+            for reader, total, count in zip(readers, sums, tokens, strict=True):
+                hooks.callback(reader.register_forward_pre_hook(_adding(total, count, real)).remove)
             run(model, batch)
-    if not tokens:
+    if not tokens.all():
         raise Refused("DATA_EMPTY", "no document to measure the width on has a label: give data with answers.")
     worth = [
-        total / tokens * reader.weight.double().norm(dim=0).cpu() for reader, total in zip(readers, sums, strict=True)
+        total / count * reader.weight.double().norm(dim=0).cpu()
+        for reader, total, count in zip(readers, sums, tokens, strict=True)
     ]
     return list(zip(worth[::2], worth[1::2], strict=True))
 
 
-def _adding(total: Any, real: Any) -> Any:
+def _adding(total: Any, count: Any, real: Any) -> Any:
     def add(module: Any, inputs: tuple[Any, ...]) -> None:
-        total.add_(inputs[0][real].abs().double().sum(0).cpu())
+        seen = rows(inputs[0], real)
+        count.add_(len(seen))
+        total.add_(seen.abs().double().sum(0).cpu())
 
     return add
 
@@ -128,20 +155,19 @@ def _best(worth: Any, count: int) -> Any:
     return worth.topk(count).indices.sort().values
 
 
-def _narrow_feed_forward(mlp: Any, units: Any) -> None:
-    _keep_outputs(mlp.gate_proj, units)
-    _keep_outputs(mlp.up_proj, units)
-    _keep_inputs(mlp.down_proj, units)
-    mlp.intermediate_size = len(units)
+def _narrow_feed_forward(one: Parts, units: Any) -> None:
+    for linear in one.inner:
+        _keep_outputs(linear, units)
+    _keep_inputs(one.outer, units)
 
 
-def _narrow_attention(attention: Any, groups: int, kept: Any) -> None:
+def _narrow_attention(one: Parts, groups: int, kept: Any) -> None:
     def channels(width: int) -> Any:
         return torch.arange(width).reshape(groups, -1)[kept].flatten()
 
-    for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
+    for linear in (one.queries, one.keys, one.values):
         _keep_outputs(linear, channels(linear.out_features))
-    _keep_inputs(attention.o_proj, channels(attention.o_proj.in_features))
+    _keep_inputs(one.output, channels(one.output.in_features))
 
 
 def _keep_outputs(linear: Any, kept: Any) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
 from services.distiller.data.encode import MASKED, Document
 from services.distiller.data.packing import Packed
 from services.distiller.objective.batch import Batch
+
+T = TypeVar("T")
 
 
 def batch(sequences: Sequence[Packed], device: str = "cpu") -> Batch:
@@ -35,5 +38,5 @@ def rows(documents: Sequence[Document], padding: int, device: str = "cpu") -> Ba
     )
 
 
-def chunks(sequences: Sequence[Packed], size: int) -> list[list[Packed]]:
-    return [list(sequences[start : start + size]) for start in range(0, len(sequences), size)]
+def chunks(some: Sequence[T], size: int) -> list[list[T]]:
+    return [list(some[start : start + size]) for start in range(0, len(some), size)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ladr.config_distiller import DistillerSettings
+from services.distiller.data.corpus import Corpus
 from services.distiller.data.stream import Reader
 from services.distiller.place import Place
 from services.distiller.spec import Spec
@@ -20,8 +21,10 @@ class Job:
 
     Attributes:
         device: torch device of this process.
-        tokenizer: the teacher's.
-        reader: the records as documents.
+        tokenizer: the teacher's; of an image encoder its image processor.
+        corpus: the records.
+        reader: the records as documents; of text.
+        pictures: the records as pictures, of which each has `patches`; of images.
         ends: tokens that end a turn.
         padding: token that fills sequences up.
         teacher: frozen, on the device; None once nothing needs it.
@@ -38,13 +41,21 @@ class Job:
     stop: Stop
     meter: Meter
     tokenizer: Any = None
+    corpus: Corpus = field(init=False)
     reader: Reader = field(init=False)
+    pictures: Any = None
+    patches: int = 0
     ends: tuple[int, ...] = ()
     padding: int = 0
     teacher: Any = None
     student: Any = None
     layer_map: tuple[tuple[int, int], ...] = ()
     vocabulary: int = 0
+
+    @property
+    def of_images(self) -> bool:
+        """Whether an image encoder learns from pictures; else a language model learns from text."""
+        return self.pictures is not None
 
     @property
     def teacher_runs(self) -> bool:

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 from ladr.config_distiller import DistillerSettings
 from services.common.sources import locate
@@ -37,12 +45,30 @@ def tokenizer(where: str) -> Any:
     return _read(AutoTokenizer, where)
 
 
+def image_processor(where: str) -> Any:
+    """What makes pixels of pictures. Raises: Refused: there is none."""
+    return _read(AutoImageProcessor, where, backend="pil")
+
+
+def of_images(config: Any) -> bool:
+    """Whether it is an image encoder; else a language model."""
+    return hasattr(config, "image_size") and hasattr(config, "patch_size")
+
+
+def classifies(config: Any) -> bool:
+    """Whether an image encoder has classes."""
+    return any(name.endswith("ForImageClassification") for name in config.architectures or ())
+
+
 def weights(where: str, dtype: torch.dtype | str = "auto") -> Any:
     """The model, on the processor. `dtype` "auto": as it was saved.
 
     Raises: Refused: it cannot be read.
     """
-    return _read(AutoModelForCausalLM, where, dtype=dtype, use_safetensors=True)
+    kind: Any = AutoModelForCausalLM
+    if of_images(found := config(where)):
+        kind = AutoModelForImageClassification if classifies(found) else AutoModel
+    return _read(kind, where, dtype=dtype, use_safetensors=True)
 
 
 def ends(where: str, tokens: Any) -> tuple[int, ...]:
@@ -62,7 +88,8 @@ def _read(kind: Any, where: str, **options: Any) -> Any:
         log.warning("%s does not read the model: %s", kind.__name__, error)
         raise Refused(
             "MODEL_UNREADABLE",
-            "the model cannot be read: give a directory with config.json, safetensors and tokenizer, or a GGUF file",
+            "the model cannot be read: give a directory with config.json, safetensors and tokenizer (of an image encoder: image"
+            " processor), or a GGUF file",
         ) from error
 
 

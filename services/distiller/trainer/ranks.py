@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from services.distiller.layers import layers
 from services.distiller.trainer.launch import STORE
 
+T = TypeVar("T")
 _PATIENCE = timedelta(minutes=30)
 
 
@@ -35,6 +36,11 @@ class Ranks:
     @property
     def first(self) -> bool:
         return self.rank == 0
+
+    def share(self, all_of_them: Sequence[T]) -> Sequence[T]:
+        """This process's part, as large as each other's."""
+        size = len(all_of_them) // self.count
+        return all_of_them[self.rank * size : (self.rank + 1) * size]
 
     def wait(self) -> None:
         """Until all are here."""

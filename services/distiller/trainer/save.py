@@ -8,7 +8,7 @@ from ladr.v1.distiller_pb2 import DistillPhase
 from services.distiller.trainer import models
 from services.distiller.trainer.directory import new_directory
 from services.distiller.trainer.job import Job
-from services.distiller.trainer.prepare import dtype
+from services.distiller.trainer.loading import dtype
 from services.distiller.trainer.ranks import whole
 
 
@@ -29,9 +29,10 @@ def _write(job: Job, weights: dict[str, object]) -> None:
     if unexpected or set(missing) & {name for name, _ in plain.named_parameters()}:
         raise RuntimeError(f"the student lost weights on its way: {missing}, {unexpected}")
     plain.to(dtype(job))
-    plain.generation_config = GenerationConfig(
-        eos_token_id=list(job.ends), pad_token_id=job.padding, bos_token_id=job.tokenizer.bos_token_id
-    )
+    if not job.of_images:
+        plain.generation_config = GenerationConfig(
+            eos_token_id=list(job.ends), pad_token_id=job.padding, bos_token_id=job.tokenizer.bos_token_id
+        )
     with new_directory(job.place.student) as new:
         plain.save_pretrained(new)
         job.tokenizer.save_pretrained(new)

@@ -10,7 +10,8 @@ from services.distiller.objective.batch import IGNORE, Batch
 from services.distiller.objective.distillation import Distillation
 from services.distiller.trainer.batches import batch
 from services.distiller.trainer.job import Job
-from services.distiller.trainer.prepare import dtype, stream
+from services.distiller.trainer.loading import dtype
+from services.distiller.trainer.prepare_text import stream
 from services.distiller.trainer.shelf import Shelf
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.distiller.data.corpus import Corpus, find, scan
+from services.distiller.data.record import read
 from services.distiller.refused import Refused
 from tests.distiller import tiny
 
@@ -19,7 +20,7 @@ GOOD = '{"text": "a"}'
 
 
 def texts(corpus: Corpus, offsets: Any) -> set[str]:
-    return {corpus.read(int(offset)).text for offset in offsets}
+    return {read(corpus.line(int(offset))).text for offset in offsets}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""Pictures: JSON Lines of {"image": path, "label": class}, the path from where the file is, the label where it is known."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ladr.errors import InvalidRequest
+from services.common.sources import under
+from services.distiller.data.corpus import Corpus
+from services.distiller.data.record import Broken
+from services.distiller.refused import Refused
+
+MOST_PIXELS = 64 << 20
+NO_LABEL = -100
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A record. `label`: its class, from 0, or −100."""
+
+    image: str
+    label: int
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """The records of a file.
+
+    Attributes:
+        root: the data root, out of which no path leads.
+        classes: labels are under this; 0: any.
+    """
+
+    root: Path
+    directory: Path
+    classes: int = 0
+
+    def read(self, line: bytes) -> Picture:
+        """Raises: Broken: no such record, or its picture is not there."""
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            raise Broken("it is not JSON") from None
+        if not isinstance(value, dict) or not isinstance(value.get("image"), str):
+            raise Broken('it needs "image", the path of a picture')
+        label = value.get("label", NO_LABEL)
+        if isinstance(label, bool) or not isinstance(label, int) or (label < 0 and label != NO_LABEL):
+            raise Broken('"label" is the number of a class, from 0')
+        if self.classes and label >= self.classes:
+            raise Broken(f'"label" is {label}, and the teacher has the classes 0 to {self.classes - 1}')
+        if not self.path(value["image"]).is_file():
+            raise Broken(f"there is no picture {value['image'][:200]}")
+        return Picture(value["image"], label)
+
+    def path(self, image: str) -> Path:
+        """Where a picture is. Raises: Broken: outside the data root."""
+        try:
+            return under(self.root, str(self.directory / image), "data", "data.path")
+        except InvalidRequest as error:
+            raise Broken(error.message) from None
+
+    def opened(self, corpus: Corpus, offset: int) -> tuple[Any, int]:
+        """The picture of the record at this byte, in RGB, and its label.
+
+        Raises: Refused: it cannot be read.
+        """
+        picture = self.read(corpus.line(offset))
+        try:
+            with warnings.catch_warnings(), Image.open(self.path(picture.image)) as image:
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                if image.width * image.height > MOST_PIXELS:
+                    raise ValueError(f"it has more than {MOST_PIXELS >> 20} megapixels")
+                return image.convert("RGB"), picture.label
+        except (
+            OSError,
+            ValueError,
+            SyntaxError,
+            Image.DecompressionBombError,
+            Image.DecompressionBombWarning,
+        ) as error:
+            raise Refused("DATA_BROKEN", f"the picture {picture.image[:200]} cannot be read: {error}") from error
