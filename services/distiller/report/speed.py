@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 ROUNDS = 5
 """After one that is not counted."""
@@ -70,12 +71,13 @@ def _speed(model: Any, times: list[tuple[float, float]], working_bytes: int) -> 
 
 def _round(model: Any, prompt: Any, clock: Callable[[], float]) -> tuple[float, float]:
     """Seconds of reading the prompt, and of writing after it."""
+    cache = DynamicCache(config=model.config)
     start = _now(model.device, clock)
-    seen = model(prompt, use_cache=True, logits_to_keep=1)
+    seen = model(prompt, cache=cache, logits_to_keep=1)
     read = _now(model.device, clock)
     for _ in range(DECODED):
         token = seen.logits[:, -1:].argmax(-1)
-        seen = model(token, past_key_values=seen.past_key_values, use_cache=True)
+        seen = model(token, cache=cache)
     return read - start, _now(model.device, clock) - read
 
 
