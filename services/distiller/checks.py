@@ -16,7 +16,8 @@ def check(spec: Spec, settings: DistillerSettings, devices: Sequence[str]) -> No
     _model(spec.teacher, "spec.teacher", settings)
     if spec.student.kind == "model":
         _model(spec.student.source, "spec.student.source", settings)
-    _judge(spec, settings)
+    if spec.evaluation.battles and spec.evaluation.judge == "likelihood" and spec.evaluation.judge_model:
+        _model(spec.evaluation.judge_model, "spec.evaluation.judge_model", settings)
     if spec.data.path:
         _data(spec.data.path, settings)
     training = spec.training
@@ -33,18 +34,6 @@ def _model(source: str, field: str, settings: DistillerSettings) -> None:
         locate(source, settings.model_root, settings.allow_hub)
     except (InvalidRequest, NotFound) as error:
         raise InvalidRequest(error.message, field=field) from None
-
-
-def _judge(spec: Spec, settings: DistillerSettings) -> None:
-    evaluation = spec.evaluation
-    if not evaluation.battles:
-        return
-    if evaluation.judge == "likelihood":
-        if evaluation.judge_model:
-            _model(evaluation.judge_model, "spec.evaluation.judge_model", settings)
-    elif settings.router is None:
-        message = "this service knows no router: set distiller.router, or take the judge 'likelihood'"
-        raise InvalidRequest(message, field="spec.evaluation.judge")
 
 
 def _data(source: str, settings: DistillerSettings) -> None:
