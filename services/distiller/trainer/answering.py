@@ -58,9 +58,10 @@ def said(m: Measuring, questions: Asked) -> Said:
     """Have all models answer."""
     found = Said({}, {})
     for name in FIGHTERS:
-        battles = cut(questions.battles)
-        prompts = cut(questions.prompts) if name != "untrained" else []
-        parts = ((f"answers-{name}", battles, found.battles), (f"refusals-{name}", prompts, found.prompts))
+        parts = [(f"answers-{name}", cut(questions.battles), found.battles)]
+        if name != "untrained":
+            parts.append((f"refusals-{name}", cut(questions.prompts), found.prompts))
+        parts = [(part, batches, kept) for part, batches, kept in parts if batches]
 
         def answer(model: Any, name: str = name, parts: Any = parts) -> None:
             for part, batches, kept in parts:
