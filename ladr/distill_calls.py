@@ -108,9 +108,11 @@ class DistillCalls:
         """Forget a job that has ended, with its files and its student. Raises: NotFound, WrongState."""
         await self._unary(self._distiller().DeleteDistillJob, pb.DeleteDistillJobRequest(id=job_id), timeout)
 
-    async def get_distill_report(self, job_id: str, *, timeout: float | None = _CALL_S) -> pb.DistillReport:
-        """What was measured of a job's student. Raises: NotFound, WrongState: there is no report yet."""
-        request = pb.GetDistillReportRequest(id=job_id)
+    async def get_distill_report(
+        self, job_id: str, *, html: bool = False, timeout: float | None = _CALL_S
+    ) -> pb.DistillReport:
+        """What was measured of a job's student; `html`: as a page, too. Raises: NotFound, WrongState: there is none yet."""
+        request = pb.GetDistillReportRequest(id=job_id, html=html)
         report: pb.DistillReport = await self._unary(self._distiller().GetDistillReport, request, timeout)
         return report
 
@@ -176,9 +178,11 @@ class SyncDistillCalls:
         """Forget a job that has ended."""
         self._unary(self._distiller.DeleteDistillJob, pb.DeleteDistillJobRequest(id=job_id), timeout)
 
-    def get_distill_report(self, job_id: str, *, timeout: float | None = _CALL_S) -> pb.DistillReport:
-        """What was measured of a job's student."""
+    def get_distill_report(
+        self, job_id: str, *, html: bool = False, timeout: float | None = _CALL_S
+    ) -> pb.DistillReport:
+        """What was measured of a job's student; `html`: as a page, too."""
         report: pb.DistillReport = self._unary(
-            self._distiller.GetDistillReport, pb.GetDistillReportRequest(id=job_id), timeout
+            self._distiller.GetDistillReport, pb.GetDistillReportRequest(id=job_id, html=html), timeout
         )
         return report

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
@@ -163,12 +164,22 @@ def delete(ids: tuple[str, ...], address: str) -> None:
 
 @distill.command()
 @click.argument("id")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Write the whole report there: one page with its pictures in it.",
+)
 @address_option
 @output_option
-def report(id: str, address: str, output: str) -> None:
-    """Show the main figures of the job ID."""
+def report(id: str, html: Path | None, address: str, output: str) -> None:
+    """Show the main figures of the job ID; -o json shows all that was measured."""
     with SyncClient(address) as client:
-        found = client.get_distill_report(id)
+        found = client.get_distill_report(id, html=html is not None)
+    if html is not None:
+        if not found.html:
+            raise click.ClickException("the report of this job has no page")
+        html.write_text(found.html, encoding="utf-8")
     values = json.loads(found.json)
     if output == "json":
         emit(values)

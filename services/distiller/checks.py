@@ -18,6 +18,8 @@ def check(spec: Spec, settings: DistillerSettings, devices: Sequence[str]) -> No
     _model(spec.teacher, "spec.teacher", settings)
     if spec.student.kind == "model":
         _model(spec.student.source, "spec.student.source", settings)
+    if spec.evaluation.battles and spec.evaluation.judge == "likelihood" and spec.evaluation.judge_model:
+        _model(spec.evaluation.judge_model, "spec.evaluation.judge_model", settings)
     if spec.data.path:
         _data(spec.data.path, settings)
     if spec.data.answers_from and settings.router is None:

@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 _POLL_S = (0.05, 0.5)  # between two looks at a job that is watched: shortly after news, and when there is none
 _PIECES = 64  # of progress, read at once
-_JSON_BYTES = 4 << 20
+_REPORT_BYTES = 4 << 20  # of report.json, and of report.html
 _RETRY_AFTER = timedelta(seconds=1)
 _NUMBERS: dict[State, Any] = {
     name.removeprefix("DISTILL_STATE_").lower(): number  # type: ignore[misc]  # the names are those of State
@@ -169,10 +169,10 @@ class Jobs:
         removing.add_done_callback(self._removing.discard)
         await asyncio.shield(removing)
 
-    async def report(self, job_id: str) -> pb.DistillReport:
-        """What was measured. Raises: NotFound, WrongState, JobsUnavailable."""
+    async def report(self, job_id: str, html: bool) -> pb.DistillReport:
+        """What was measured; `html`: with the page. Raises: NotFound, WrongState, JobsUnavailable."""
         job = await self._find(job_id)
-        return await asyncio.to_thread(_report, self._dispatcher.place(job.id))
+        return await asyncio.to_thread(_report, self._dispatcher.place(job.id), html)
 
     async def clean(self) -> None:
         """Remove what a service before left of deleted jobs."""
@@ -265,11 +265,12 @@ def _size(place: Place) -> int:
         return 0
 
 
-def _report(place: Place) -> pb.DistillReport:
-    text = _bytes(place.report / "report.json", _JSON_BYTES)
+def _report(place: Place, html: bool) -> pb.DistillReport:
+    text = _bytes(place.report / "report.json", _REPORT_BYTES)
     if not text:
         raise WrongState("there is no report yet", resource=("distill_job", place.root.name))
-    return pb.DistillReport(json=text.decode(errors="replace"))
+    page = _bytes(place.report / "report.html", _REPORT_BYTES) if html else b""
+    return pb.DistillReport(json=text.decode(errors="replace"), html=page.decode(errors="replace"))
 
 
 def _bytes(path: Path, most: int) -> bytes:

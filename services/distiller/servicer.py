@@ -59,4 +59,4 @@ class DistillerServicer:
         return empty_pb2.Empty()
 
     async def report(self, request: pb.GetDistillReportRequest, context: grpc.aio.ServicerContext) -> pb.DistillReport:
-        return await self._jobs.report(request.id)
+        return await self._jobs.report(request.id, request.html)

@@ -1,91 +1,111 @@
-"""The report: the student beside its teacher, and beside itself before its first step, on the held-out records."""
+"""The report: the student beside its teacher, and beside itself before its first step.
+
+Each part is measured once and kept (see `report.notes`), so that an evaluation that is stopped goes on with what is left.
+There are never more than two models in memory. `report.json` is written last of all.
+"""
 
 from __future__ import annotations
 
-import gc
 import json
-import logging
-from collections.abc import Iterator
+import math
 from typing import Any
 
 from ladr.v1.distiller_pb2 import DistillPhase
-from services.distiller.data.stream import once
-from services.distiller.objective.batch import Batch
 from services.distiller.place import write_whole
-from services.distiller.report.agreement import Agreement, measure
-from services.distiller.students.cost import cost
-from services.distiller.trainer import models
-from services.distiller.trainer.batches import batch
+from services.distiller.report.notes import Notes, dumped
+from services.distiller.trainer.agreeing import COMPARED, agreement
+from services.distiller.trainer.answering import Asked, asked, cut, said
+from services.distiller.trainer.arena import arena, figures
 from services.distiller.trainer.job import Job
+from services.distiller.trainer.measuring import Measuring, let_go
+from services.distiller.trainer.racing import STEPS, speeds
+from services.distiller.trainer.refusing import rates, refusals
 
-log = logging.getLogger(__name__)
+MOST_POINTS = 2000
+"""Of the curve in the report."""
 
 
 def evaluate(job: Job) -> None:
-    """Write `report/report.json`; the first process does it alone, on plain models read anew."""
-    file = job.place.report / "report.json"
+    """Write `report/`; the first process does it alone, on plain models read anew, and the others are done.
+
+    Raises: Refused: NOT_FINITE, JUDGE_UNAVAILABLE. Stopped.
+    """
     job.teacher = job.student = None
-    gc.collect()
-    job.meter.begin(DistillPhase.DISTILL_PHASE_EVALUATE, 2)
-    if job.ranks.first and not file.exists():
-        write_whole(file, json.dumps(_report(job), indent=1).encode())
-    job.ranks.wait()
-    job.meter.step(2, 0, {}, {})
+    let_go(job.device)
+    if not job.ranks.first:
+        return
+    if (job.place.report / "report.json").exists():
+        job.meter.begin(DistillPhase.DISTILL_PHASE_EVALUATE, 1, 1)
+        return
+    m = Measuring(job, Notes(job.place.report))
+    questions = asked(m)
+    steps = len(COMPARED) + questions.steps + len(cut(questions.battles)) + STEPS + 1
+    job.meter.begin(DistillPhase.DISTILL_PHASE_EVALUATE, steps)
+    _write(job, _report(m, questions))
+    job.meter.step(steps, 0, {}, {})
 
 
-def _report(job: Job) -> dict[str, Any]:
-    teacher = _model(job, models.find(job.spec.teacher, job.settings))
-    found: dict[str, Agreement] = {}
-    for step, name in enumerate(("untrained", "student"), start=1):
-        job.stop.check()
-        student = _model(job, str(job.place.initial if name == "untrained" else job.place.student))
-        found[name] = measure(student, teacher, _held_out(job), job.vocabulary, job.spec.evaluation.tokens)
-        log.info("%s: KL %.4f, top-1 agreement %.3f", name, found[name].kl, found[name].top1)
-        job.meter.step(step, found[name].tokens, {}, {"kl": found[name].kl, "top1": found[name].top1})
-    context = job.spec.data.sequence_tokens
-    costs = {"teacher": cost(teacher, context), "student": cost(student, context)}
+def _report(m: Measuring, questions: Asked) -> dict[str, Any]:
+    job = m.job
+    untrained, student = agreement(m)
+    answers = said(m, questions)
+    fought = arena(m, questions, answers)
+    refused = refusals(questions, answers)
+    raced = speeds(m)
     return {
         "figures": {
-            "kl": found["student"].kl,
-            "top1": found["student"].top1,
-            "perplexity": found["student"].perplexity,
-            "kl_untrained": found["untrained"].kl,
-            "top1_untrained": found["untrained"].top1,
-            "perplexity_untrained": found["untrained"].perplexity,
-            "perplexity_teacher": found["student"].teacher_perplexity,
-            "held_out_tokens": found["student"].tokens,
-            **{f"saved_{name}": share for name, share in costs["student"].saved(costs["teacher"]).items()},
+            **{name: student[name] for name in ("kl", "top1", "perplexity")},
+            **{f"{name}_untrained": untrained[name] for name in ("kl", "top1", "perplexity")},
+            "perplexity_teacher": student["teacher_perplexity"],
+            "held_out_tokens": student["tokens"],
+            **{f"saved_{name}": share for name, share in student["saved"].items()},
+            "speed_ratio": raced["models"]["student"]["decode"] / raced["models"]["teacher"]["decode"],
+            "tokens_per_second": raced["models"]["student"]["decode"],
+            "tokens_per_second_teacher": raced["models"]["teacher"]["decode"],
+            **figures(fought),
+            **rates(refused),
         },
-        "multiply_adds_a_token": {
-            name: {"head": one.head, "rest": one.rest, "attention": one.attention, "context": one.context}
-            for name, one in costs.items()
-        },
-        "memory_bytes": {
-            name: {kind: one.memory_bytes(kind) for kind in ("float32", "bfloat16")} for name, one in costs.items()
-        },
+        "teacher": job.spec.teacher or "the 135M chat model",
         "student": json.loads((job.place.initial / "student.json").read_bytes())["description"],
-        "curve": [
-            {"step": progress.step, "tokens": progress.tokens, "losses": dict(progress.losses)}
-            for progress in _curve(job)
-        ],
+        "multiply_adds_a_token": student["multiply_adds_a_token"],
+        "memory_bytes": student["memory_bytes"],
+        "speed": raced,
+        "arena": fought or None,
+        "refusals": refused,
+        "int8": _int8(job),
+        "curve": _curve(job),
         "spec": job.spec.model_dump(mode="json", exclude_none=True),
     }
 
 
-def _model(job: Job, where: str) -> Any:
-    return models.weights(where, "float32").eval().requires_grad_(False).to(job.device)
+def _write(job: Job, report: dict[str, Any]) -> None:
+    """Pictures and page first: once report.json is there, all is."""
+    from services.distiller.report.page import page
+    from services.distiller.report.plots import pictures  # matplotlib takes a second, and only here it is needed
+
+    text = dumped(report)
+    whole = json.loads(text)
+    drawn = pictures(whole)
+    for name, picture in drawn.items():
+        write_whole(job.place.report / f"{name}.png", picture)
+    write_whole(job.place.report / "report.html", page(whole, drawn).encode())
+    write_whole(job.place.report / "report.json", text)
 
 
-def _held_out(job: Job) -> Iterator[Batch]:
-    for packed in once(job.reader, job.reader.corpus.held_out, job.padding):
-        yield batch([packed], job.device)
+def _int8(job: Job) -> dict[str, Any] | None:
+    """What the quantisation says of its student, if there is one."""
+    file = job.place.student_int8 / "int8.json"
+    found: dict[str, Any] | None = json.loads(file.read_bytes()) if file.exists() else None
+    return found
 
 
-def _curve(job: Job) -> list[Any]:
-    """The training's progress; of a step that came again after a restart, the last word."""
+def _curve(job: Job) -> list[dict[str, Any]]:
+    """The training's progress, evenly thinned; of a step that came again after a restart, the last word."""
     steps = {
-        progress.step: progress
+        progress.step: {"step": progress.step, "tokens": progress.tokens, "losses": dict(progress.losses)}
         for progress, _ in job.place.read_progress()
         if progress.phase == DistillPhase.DISTILL_PHASE_TRAIN and progress.losses
     }
-    return [steps[step] for step in sorted(steps)]
+    points = [steps[step] for step in sorted(steps)]
+    every = max(1, math.ceil(len(points) / MOST_POINTS))
+    return points[::-1][::every][::-1]

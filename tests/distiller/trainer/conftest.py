@@ -32,6 +32,7 @@ BASE = {
         "threads": 1,
         "checkpoint_steps": 4,
     },
+    "evaluation": {"battles": 0, "refusal_pairs": 0},
 }
 
 

@@ -1,0 +1,49 @@
+"""Greedy answers of a model to several questions at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from services.distiller.report.questions import Question
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says. `ended`: it ended its turn itself, within the tokens that it had."""
+
+    text: str
+    tokens: int
+    ended: bool
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
+def answers(
+    model: Any, questions: Sequence[Question], tokenizer: Any, ends: Sequence[int], padding: int, most_tokens: int
+) -> list[Answer]:
+    """The likeliest token each time, until one of `ends` or `most_tokens`.
+
+    The questions are padded on the left, so that all answers begin at the same place.
+    """
+    width = max(len(one.ids) for one in questions)
+    rows = [(width - len(one.ids), one.ids) for one in questions]
+    ids = torch.tensor([[*[padding] * more, *own] for more, own in rows], device=model.device)
+    mask = torch.tensor([[*[0] * more, *[1] * len(own)] for more, own in rows], device=model.device)
+    how = GenerationConfig(
+        do_sample=False, max_new_tokens=most_tokens, eos_token_id=list(ends), pad_token_id=padding, use_cache=True
+    )
+    made = model.generate(input_ids=ids, attention_mask=mask, generation_config=how)[:, width:].tolist()
+    return [_answer(row, tokenizer, ends) for row in made]
+
+
+def _answer(ids: list[int], tokenizer: Any, ends: Sequence[int]) -> Answer:
+    end = next((place for place, token in enumerate(ids) if token in ends), None)
+    said = ids if end is None else ids[:end]
+    return Answer(tokenizer.decode(said, skip_special_tokens=True), len(said), end is not None)

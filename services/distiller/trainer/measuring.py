@@ -1,0 +1,66 @@
+"""What the parts of an evaluation share: their notes, the models that they look at, and how far they are."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from services.distiller.report.notes import Notes
+from services.distiller.trainer import models
+from services.distiller.trainer.job import Job
+from services.distiller.trainer.memory import give_back
+
+T = TypeVar("T")
+Name = Literal["teacher", "student", "untrained", "reference"]
+
+
+@dataclass(eq=False)
+class Measuring:
+    """An evaluation on its way. `step`: how many of its steps are done."""
+
+    job: Job
+    notes: Notes
+    step: int = 0
+
+    def using(self, name: Name, work: Callable[[Any], T], dtype: Any = torch.float32) -> T:
+        """What `work` makes of a model, which is let go of then. Two at once: one `using` inside another."""
+        try:
+            return work(models.weights(self.where(name), dtype).eval().requires_grad_(False).to(self.job.device))
+        finally:
+            let_go(self.job.device)
+
+    def where(self, name: Name) -> str:
+        """Where a model is; the reference is what a judge finds answers likely by."""
+        place, spec, settings = self.job.place, self.job.spec, self.job.settings
+        if name == "student":
+            return str(place.student)
+        if name == "untrained":
+            return str(place.initial)
+        source = (name == "reference" and spec.evaluation.judge_model) or spec.teacher
+        return models.find(source, settings)
+
+    def done(self, figures: Mapping[str, float] | None = None) -> None:
+        """One more step is done. Raises: Stopped."""
+        self.step += 1
+        self.job.meter.step(self.step, 0, {}, figures or {})
+        self.job.stop.check()
+
+    def each(self, name: str, batches: Iterable[Any], measure: Callable[[Any], Iterable[Any]]) -> list[Any]:
+        """All rows of a part that is measured a batch at a time; each batch is a step."""
+        rows: list[Any] = []
+        for some in self.notes.each(name, batches, measure):
+            rows += some
+            self.done()
+        return rows
+
+
+def let_go(device: str) -> None:
+    """Give memory back that nothing holds any more."""
+    gc.collect()
+    give_back()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
