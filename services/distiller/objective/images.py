@@ -20,6 +20,7 @@ from torch.nn import functional
 from services.distiller.layers import classifier
 from services.distiller.objective import attention, checks, divergence, hidden
 from services.distiller.objective.checks import LayerMap
+from services.distiller.objective.chunked import wide
 from services.distiller.objective.distillation import Losses
 from services.distiller.objective.kept import queries_and_keys
 from services.distiller.objective.task import cross_entropy
@@ -112,7 +113,7 @@ class ImageDistillation(nn.Module):  # type: ignore[misc]  # torch has no types 
         return self
 
     def forward(self, batch: ImageBatch, total: int | None = None) -> Losses:
-        """The loss of a batch: sums over its pictures, divided by `total`: the pictures of the whole step, or None: of this batch.
+        """The loss of a batch: sums over its pictures, divided by `total`, those of the whole step (None: of this batch).
 
         The cross-entropy is a mean over all pictures, of which those without a label give nothing.
         """
@@ -131,7 +132,7 @@ class ImageDistillation(nn.Module):  # type: ignore[misc]  # torch has no types 
         objective = self.objective
         known = batch.labels != NO_LABEL
         if self._classes and objective.task_weight and known.any():
-            yield "task", objective.task_weight * cross_entropy(own.classes[known].float(), batch.labels[known]).sum()
+            yield "task", objective.task_weight * cross_entropy(wide(own.classes[known]), batch.labels[known]).sum()
         if self._classes and objective.kl_weight:
             yield objective.divergence, objective.kl_weight * self._divergence(own.classes, taught.classes).sum()
         elif objective.kl_weight:
@@ -152,17 +153,18 @@ class ImageDistillation(nn.Module):  # type: ignore[misc]  # torch has no types 
 
     def _divergence(self, student: Any, teacher: Any) -> Any:
         objective = self.objective
+        student, teacher = wide(student), wide(teacher)
         if objective.divergence == "jsd":
-            return divergence.jsd(student.float(), teacher.float(), objective.temperature, beta=objective.jsd_beta)
+            return divergence.jsd(student, teacher, objective.temperature, beta=objective.jsd_beta)
         far = divergence.kl if objective.divergence == "kl" else divergence.reverse_kl
-        return far(student.float(), teacher.float(), objective.temperature)
+        return far(student, teacher, objective.temperature)
 
     def _projected(self, n: int, states: Any) -> Any:
         return self.projections[n](states) if self.projections else states
 
 
 def _normal(states: Any) -> Any:
-    return functional.layer_norm(states.float(), states.shape[-1:])
+    return functional.layer_norm(wide(states), states.shape[-1:])
 
 
 @contextmanager

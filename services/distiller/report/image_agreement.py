@@ -1,7 +1,7 @@
 """How far two image encoders agree on the same pictures: in the classes that they tell, and in what they find alike.
 
-Retrieval: each picture asks for its nearest among the others, by the cosine of the features' mean over patches. `retrieval` is the
-share of the teacher's nearest `NEAREST` that the student finds too.
+Retrieval: each picture asks for its nearest among the others, by the cosine of the features' mean over patches. `retrieval` is
+the share of the teacher's nearest `NEAREST` that the student finds too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MOST_PICTURES = 5000
 def measure(student: Any, teacher: Any, batches: Iterable[ImageBatch]) -> dict[str, float]:
     """Figures of a student beside its teacher.
 
-    Keys: pictures, retrieval; where both tell classes: top1 (the same likeliest class), kl (nats a picture, of the classes); where
-    labels are known too: accuracy, accuracy_teacher.
+    Keys: pictures, retrieval; where both tell classes: top1 (the same likeliest class), kl (nats a picture, of the classes);
+    where labels are known too: accuracy, accuracy_teacher.
     """
     found: dict[str, list[Any]] = {"student": [], "teacher": [], "own": [], "taught": [], "labels": []}
     for batch in batches:
@@ -37,7 +37,10 @@ def measure(student: Any, teacher: Any, batches: Iterable[ImageBatch]) -> dict[s
             found["labels"].append(batch.labels.cpu())
     near = retrieval(torch.cat(found["student"]), torch.cat(found["teacher"]))
     figures = {"pictures": float(sum(map(len, found["student"]))), "retrieval": near}
-    return {**figures, **(_classes(*(torch.cat(found[name]) for name in ("own", "taught", "labels"))) if found["own"] else {})}
+    return {
+        **figures,
+        **(_classes(*(torch.cat(found[name]) for name in ("own", "taught", "labels"))) if found["own"] else {}),
+    }
 
 
 def retrieval(student: Any, teacher: Any, nearest: int = NEAREST) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from jinja2.exceptions import TemplateError
 
 from services.distiller.data.corpus import Corpus
-from services.distiller.data.record import Record
+from services.distiller.data.record import Record, read
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def encoded(record: Record, tokenizer: Any) -> tuple[int, ...]:
 
 def _drawn(corpus: Corpus, tokenizer: Any, seed: int, longest: int) -> Iterator[Question]:
     for offset in np.random.default_rng([seed]).permutation(corpus.held_out):
-        record = corpus.read(int(offset))
+        record = read(corpus.line(int(offset)))
         asked = _asked(record.messages)
         if not asked:
             continue

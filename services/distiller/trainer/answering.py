@@ -10,8 +10,8 @@ from services.distiller.data.pairs import Pair, read_pairs, split
 from services.distiller.report.answers import Answer, answers
 from services.distiller.report.questions import Question, ask, held_out
 from services.distiller.trainer import models
+from services.distiller.trainer.loading import dtype
 from services.distiller.trainer.measuring import Measuring, Name
-from services.distiller.trainer.prepare import dtype
 
 T = TypeVar("T")
 BATCH = 8

@@ -15,8 +15,8 @@ from services.distiller.report.likelihood import MARGIN_NATS, LikelihoodJudge
 from services.distiller.report.router import RouterJudge
 from services.distiller.trainer import models
 from services.distiller.trainer.answering import Asked, Said, cut
+from services.distiller.trainer.loading import dtype
 from services.distiller.trainer.measuring import Measuring
-from services.distiller.trainer.prepare import dtype
 
 T = TypeVar("T")
 EXAMPLES, TEXT = 5, 2000

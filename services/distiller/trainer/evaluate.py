@@ -16,6 +16,8 @@ from services.distiller.report.notes import Notes, dumped
 from services.distiller.trainer.agreeing import COMPARED, agreement
 from services.distiller.trainer.answering import Asked, asked, cut, said
 from services.distiller.trainer.arena import arena, figures
+from services.distiller.trainer.evaluate_images import STEPS as IMAGE_STEPS
+from services.distiller.trainer.evaluate_images import image_report
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.measuring import Measuring, let_go
 from services.distiller.trainer.racing import STEPS, speeds
@@ -38,6 +40,11 @@ def evaluate(job: Job) -> None:
         job.meter.begin(DistillPhase.DISTILL_PHASE_EVALUATE, 1, 1)
         return
     m = Measuring(job, Notes(job.place.report))
+    if job.of_images:
+        job.meter.begin(DistillPhase.DISTILL_PHASE_EVALUATE, IMAGE_STEPS + 1)
+        _write(job, {**image_report(m), **_common(job)})
+        job.meter.step(IMAGE_STEPS + 1, 0, {}, {})
+        return
     questions = asked(m)
     steps = len(COMPARED) + questions.steps + len(cut(questions.battles)) + STEPS + 1
     job.meter.begin(DistillPhase.DISTILL_PHASE_EVALUATE, steps)
@@ -65,14 +72,20 @@ def _report(m: Measuring, questions: Asked) -> dict[str, Any]:
             **figures(fought),
             **rates(refused),
         },
-        "teacher": job.spec.teacher or "the 135M chat model",
-        "student": json.loads((job.place.initial / "student.json").read_bytes())["description"],
         "multiply_adds_a_token": student["multiply_adds_a_token"],
         "memory_bytes": student["memory_bytes"],
         "speed": raced,
         "arena": fought or None,
         "refusals": refused,
         "int8": _int8(job),
+        **_common(job),
+    }
+
+
+def _common(job: Job) -> dict[str, Any]:
+    return {
+        "teacher": job.spec.teacher or "the 135M chat model",
+        "student": json.loads((job.place.initial / "student.json").read_bytes())["description"],
         "curve": _curve(job),
         "spec": job.spec.model_dump(mode="json", exclude_none=True),
     }

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from services.distiller.report import speed
+from services.distiller.trainer.loading import dtype
 from services.distiller.trainer.measuring import Measuring
-from services.distiller.trainer.prepare import dtype
 
 STEPS = 1 + speed.ROUNDS
 

@@ -1,0 +1,99 @@
+"""Jobs of image encoders: from pictures to a student with its report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForImageClassification
+
+from services.distiller.place import DONE, FAILED
+from tests.distiller.images import small
+from tests.distiller.trainer.conftest import Workshop, curve, weights
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("teacher")
+    small.save(small.trained(small.encoder(4)), directory)
+    return directory
+
+
+@pytest.fixture
+def gallery(workshop: Workshop, teacher: Path) -> Workshop:
+    shutil.copytree(teacher, workshop.root / "models" / "encoder")
+    small.write(workshop.root / "data" / "gallery", 120)
+    return workshop
+
+
+JOB: dict[str, Any] = {
+    "teacher": "encoder",
+    "student": {"layers": 1},
+    "data": {"path": "gallery/pictures.jsonl", "holdout": 0.3},
+    "objective": {"temperature": 1.0},
+    "training": {
+        "steps": 40,
+        "batch_sequences": 16,
+        "micro_sequences": 8,
+        "learning_rate": 2e-3,
+        "checkpoint_steps": 10,
+    },
+}
+
+
+def test_a_student_encoder_comes_to_agree_with_its_teacher(gallery: Workshop) -> None:
+    place = gallery.job(**JOB)
+    assert gallery.run(place) == DONE
+    report = json.loads((place.report / "report.json").read_bytes())
+    figures = report["figures"]
+    assert figures["accuracy_teacher"] > 0.9
+    assert figures["saved_total"] > 0.55
+    assert figures["top1"] > figures["top1_untrained"] and figures["kl"] < figures["kl_untrained"] / 2
+    assert 0 <= figures["retrieval_untrained"] <= 1 and figures["retrieval"] > 0.3
+    assert len(curve(place)) == 40
+    assert {"config.json", "model.safetensors", "preprocessor_config.json"} <= {
+        file.name for file in place.student.iterdir()
+    }
+    read_again = AutoModelForImageClassification.from_pretrained(place.student)
+    assert read_again.config.num_hidden_layers == 1
+    assert "<html" in (place.report / "report.html").read_text()
+
+
+def test_an_interrupted_training_on_pictures_ends_as_one_that_was_not(gallery: Workshop) -> None:
+    one, other = gallery.job("one", **JOB), gallery.job("other", **JOB)
+    assert gallery.run(one) == DONE
+    assert gallery.run_apart(other, "stop-step-13") != DONE
+    assert gallery.run(other) == DONE
+    assert weights(one) == weights(other)
+    assert curve(one) == curve(other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"data": {"path": ""}}, "DATA_PATH"),
+        ({"data": {"path": "c.jsonl"}}, "DATA_BROKEN"),
+        ({"objective": {"teacher_top_k": 2, "kl_weight": 0.8}}, "UNSUPPORTED"),
+        ({"student": {"layers": 9}}, "LAYERS_MISMATCH"),
+    ],
+)
+def test_what_an_image_encoder_cannot_have_is_refused_before_the_first_step(
+    changes: dict[str, Any], reason: str, gallery: Workshop
+) -> None:
+    place = gallery.job(
+        **{group: {**JOB[group], **changes.get(group, {})} for group in JOB if group != "teacher"}, teacher="encoder"
+    )
+    assert gallery.run(place) == FAILED
+    assert place.read_failure().reason == reason
+    assert not curve(place)
+
+
+def test_a_broken_picture_is_named(gallery: Workshop) -> None:
+    for file in (gallery.root / "data" / "gallery" / "pictures").iterdir():
+        file.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    place = gallery.job(**JOB)
+    assert gallery.run(place) == FAILED
+    assert place.read_failure().reason == "DATA_BROKEN" and ".png" in place.read_failure().message
