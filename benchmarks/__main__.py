@@ -26,6 +26,7 @@ NAMES = (
     "transformers_batching",
     "speculative",
     "distill_loss",
+    "distill_gkd",
     "jobs_latency",
     "jobs_import",
 )

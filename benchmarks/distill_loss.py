@@ -29,6 +29,7 @@ from services.distiller.objective.distillation import Distillation
 from services.distiller.objective.kept import queries_and_keys
 from services.distiller.spec import Objective
 from services.distiller.students.depth import cut, evenly_spaced
+from tests.distiller import tiny
 from tests.processes import ROOT
 
 NAIVE, CHUNKED, SHORT = "naive", "chunked", "chunked, bf16"
@@ -45,7 +46,7 @@ def run(quick: bool) -> Report:
         ("tokens", "form", "models [MB]", "over them [MB]", "÷ naive", "speed [tokens/cpu-s]", "loss"),
     )
     with tempfile.TemporaryDirectory() as name:
-        _save(Path(name), quick)
+        save_models(Path(name), quick)
         for rows in (2,) if quick else (2, 8):
             found = {form: _measure(name, form, rows, 64 if quick else TIME) for form in (NAIVE, CHUNKED, SHORT)}
             for form, row in found.items():
@@ -112,12 +113,12 @@ def _naive(student: Any, teacher: Any, batch: Batch) -> Any:
     return weighted / scored.sum()
 
 
-def _save(directory: Path, quick: bool) -> None:
-    """The teacher as safetensors, and tokens of a text."""
+def save_models(directory: Path, quick: bool) -> None:
+    """The teacher as safetensors with its tokenizer, and tokens of a text."""
     text = (ROOT / "LICENSE").read_text() * 2
     if quick:
         config = LlamaConfig(
-            vocab_size=256,
+            vocab_size=264,
             hidden_size=64,
             intermediate_size=128,
             num_hidden_layers=3,
@@ -127,16 +128,17 @@ def _save(directory: Path, quick: bool) -> None:
             eos_token_id=None,
         )
         torch.manual_seed(0)
-        model, tokens = LlamaForCausalLM(config), list(text.encode())
+        model, tokenizer = LlamaForCausalLM(config), tiny.tokenizer()
     else:
         where, gguf = locate("", ROOT)
         read = AutoModelForCausalLM.from_pretrained(where, gguf_file=gguf, dtype=torch.float32)
         del read.config.quantization_config  # else save_pretrained refuses
         model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
         model.load_state_dict(read.state_dict())
-        tokens = AutoTokenizer.from_pretrained(where, gguf_file=gguf)(text)["input_ids"]
+        tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=gguf)
     model.save_pretrained(directory)
-    (directory / "tokens.json").write_text(json.dumps(tokens))
+    tokenizer.save_pretrained(directory)
+    (directory / "tokens.json").write_text(json.dumps(tokenizer(text)["input_ids"]))
 
 
 def _memory_mb(name: str) -> float:
