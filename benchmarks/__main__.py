@@ -27,6 +27,7 @@ NAMES = (
     "speculative",
     "distill_loss",
     "distill_gkd",
+    "distill_ablation",
     "jobs_latency",
     "jobs_import",
 )
