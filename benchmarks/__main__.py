@@ -28,6 +28,7 @@ NAMES = (
     "distill_loss",
     "distill_gkd",
     "distill_ablation",
+    "distill_vision",
     "jobs_latency",
     "jobs_import",
 )

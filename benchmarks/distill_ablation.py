@@ -46,7 +46,7 @@ def run(quick: bool) -> Report:
             for form, changes in FORMS.items():
                 place = Place(root / "jobs" / f"{len(found[form])}-{list(FORMS).index(form)}")
                 place.write_spec(_spec(changes, chosen, seed, quick))
-                found[form].append(_done(place, root))
+                found[form].append(done(place, root))
                 if form == WHOLE:  # measured once for a seed
                     chosen = {"layer_indices": [layer for _, layer in _notes(place)["layer_map"]]}
     steps, tokens = (2, 64) if quick else (_STEPS, _TOKENS)
@@ -94,7 +94,7 @@ def _spec(changes: dict[str, Any], chosen: dict[str, Any], seed: int, quick: boo
     )
 
 
-def _done(place: Place, root: Path) -> Figures:
+def done(place: Place, root: Path) -> Figures:
     """The figures of the job once it is done."""
     settings = {"STATE": root / "state", "MODEL_ROOT": root / "models", "DATA_ROOT": root / "data", "THREADS": 2}
     environment = {f"LADR_DISTILLER__{name}": str(value) for name, value in settings.items()}
