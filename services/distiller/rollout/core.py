@@ -107,7 +107,6 @@ class Advance:
     """On to the next stage."""
 
     stage: int
-    share: float
     reason: str
 
 
@@ -170,7 +169,7 @@ def decide(rules: Rules, standing: Standing, now_s: float) -> Decision:
         if standing.stage + 1 == len(rules.stages):
             return Succeed(f"{what} is passed, the last one")
         share = rules.stages[standing.stage + 1]
-        return Advance(standing.stage + 1, share, f"{what} is passed; now {_percent(share)}")
+        return Advance(standing.stage + 1, f"{what} is passed; now {_percent(share)}")
     if lasted_s >= rules.timeout_s:
         return RollBack(f"{what} took longer than {rules.timeout_s:g} s: {waits}")
     return Stay(f"{what}: {waits}")
