@@ -201,7 +201,8 @@ class _Drive:
         if wanted:
             await asyncio.sleep(_SEEN_S)  # the next step sees whether the router has heard of it
             return None
-        return await self._save(replace(record, state="running", reason="the workers have loaded it"), moved=True)
+        reason = f"the workers have loaded it; it begins with {100 * record.rules.stages[0]:.3g} %"
+        return await self._save(replace(record, state="running", reason=reason), moved=True)
 
     async def _load_on(self, report: fleet_pb2.WorkerReport, record: Record, left_s: float) -> LadrError | None:
         """Load it on one worker; gives why that failed."""

@@ -53,20 +53,13 @@ class Mesh:
                 return found
             request.page_token = page.next_page_token
 
-    async def alias(self, name: str) -> str:
-        """What the router's configuration says that a name stands for; else the name itself."""
-        request = router_pb2.WatchRoutesRequest(reports=True)
+    async def meant(self, name: str) -> str:
+        """The name that is shared if this one is: itself, or what it is an alias of."""
         try:
-            call = self._stub.WatchRoutes(request, timeout=_CALL_S)
-            try:
-                async for table in call:
-                    aliases: Mapping[str, str] = table.picking.aliases
-                    return aliases.get(name, name)
-            finally:
-                call.cancel()
-        except grpc.aio.AioRpcError as error:
-            raise call_failed(error, self._router) from None
-        return name
+            split = await self._ask(self._stub.GetSplit, router_pb2.GetSplitRequest(alias=name))
+        except NotFound as none:
+            return none.resource[1] if none.resource else name
+        return str(split.alias)
 
     async def sharing(self, name: str) -> Sharing | None:
         """How a name is shared. None: it is not."""

@@ -122,7 +122,7 @@ class Rollouts:
 
     async def _record(self, mesh: Mesh, request: pb.PublishStudentRequest, digest: str, source: str) -> Record:
         """A roll-out that can be begun."""
-        split = await mesh.alias(request.name)
+        split = await mesh.meant(request.name)
         self._store.check(split, request.model)
         sharing = await mesh.sharing(split)
         before = sharing.shares if sharing else None
