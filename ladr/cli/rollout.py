@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, timedelta
 from typing import Any
 
@@ -12,9 +13,11 @@ import click
 import yaml
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from ladr.cli.distill import address_option
-from ladr.cli.output import as_dict, emit, line, lines, output_option, table, write
+from ladr.cli.output import as_dict, emit, escape, line, lines, output_option, table, write
 from ladr.config_types import Duration
 from ladr.distill_calls import rollout_state
 from ladr.errors import Draining, Unreachable
@@ -23,6 +26,7 @@ from ladr.v1 import distiller_pb2 as pb
 
 _PATIENCE_S = 600.0  # how long a watch waits for a service that went away
 _AGAIN_S = 1.0
+_LINE_S = 10.0  # in a pipe: between two lines in which nothing has moved
 
 
 def _duration(_: click.Context, __: click.Parameter, value: str | None) -> timedelta | None:
@@ -140,16 +144,21 @@ def rollback(ids: tuple[str, ...], address: str, output: str) -> None:
 
 def _watch(client: SyncClient, rollout_id: str, output: str) -> int:
     """Show a roll-out to its end; gives the exit code."""
-    last = pb.Rollout()
-    told = ""
+    last, shown = pb.Rollout(), None
+    shown_s = 0.0
+    live = Live(auto_refresh=False) if output == "text" and sys.stdout.isatty() else None
     try:
-        for last in _follow(client, rollout_id):
-            if output == "json":
-                emit(as_dict(last))
-            elif (now := _line(last)) != told:
-                told = now
-                line(now)
-            sys.stdout.flush()
+        with live or nullcontext():
+            for last in _follow(client, rollout_id):
+                moved, now_s = (last.state, last.stage, last.share), time.monotonic()
+                if output == "json":
+                    emit(as_dict(last))
+                elif live:
+                    live.update(Text(escape(_line(last))), refresh=True)
+                elif moved != shown or now_s - shown_s >= _LINE_S:
+                    line(_line(last))
+                    shown, shown_s = moved, now_s
+                sys.stdout.flush()
     except KeyboardInterrupt:
         line(f"the roll-out goes on; watch it again with: ladr distill rollout --watch {rollout_id}", err=True)
         return 1

@@ -179,7 +179,7 @@ def _waits(rules: Rules, student: Counts, lasted_s: float) -> str:
     """What a stage lacks before it can be passed."""
     if student.succeeded < rules.stage_requests:
         return f"{student.succeeded} of {rules.stage_requests} requests answered"
-    return f"{rules.stage_s - lasted_s:.0f} s to go" if lasted_s < rules.stage_s else ""
+    return f"{math.ceil(rules.stage_s - lasted_s)} s to go" if lasted_s < rules.stage_s else ""
 
 
 def _slower(rules: Rules, student: Counts, base: Counts) -> str:

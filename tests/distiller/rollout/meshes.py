@@ -76,8 +76,8 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet() -> AsyncIterator[Fleet]:
-    """All of WORKERS behind one router."""
+async def fleet(*names: str) -> AsyncIterator[Fleet]:
+    """Those of WORKERS, or all of them, behind one router."""
     async with AsyncExitStack() as stack:
 
         def process(service: str, environment: dict[str, str]) -> Process:
@@ -91,10 +91,11 @@ async def fleet() -> AsyncIterator[Fleet]:
         workers = {
             name: process("worker", {**SIMULATED, **QUICK, **there, **own, "LADR_WORKER__ID": name})
             for name, own in WORKERS.items()
+            if name in (names or WORKERS)
         }
         await asyncio.gather(*(one.start() for one in workers.values()))
         channel = await stack.enter_async_context(channel_to(router.address))
-        await eligible(channel, *WORKERS)
+        await eligible(channel, *workers)
         yield Fleet(router, workers, channel)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from ladr import errors
+from ladr import Client, errors
 from ladr.distill_calls import rollout_state
 from services.distiller.rollout.store import MOST_LIVE
+from tests.distiller.distillers import process
 from tests.distiller.rollout.meshes import JOB, STUDENT, Fleet, ended, fleet, publisher, request, staged, until
 from tests.load import Load, eligible
 
@@ -146,10 +147,17 @@ async def test_what_somebody_else_sets_stays(there: Fleet, tmp_path: Path) -> No
         assert (state, await there.split()) == ("cancelled", None)
 
 
-async def test_it_goes_on_when_the_service_comes_back(there: Fleet, tmp_path: Path) -> None:
-    async with publisher(tmp_path, there.router.address) as (_, client):
-        begun = await client.publish_student(request(request_id="night"))
-        await staged(client, begun.id, 0.05)
+async def test_it_goes_on_where_it_stood_when_the_service_was_killed(there: Fleet, tmp_path: Path) -> None:
+    async with publisher(tmp_path, None):
+        pass  # it leaves a job
+    apart = process(tmp_path, LADR_DISTILLER__ROUTER=there.router.address)
+    await apart.start()
+    try:
+        async with Client(apart.address) as client:
+            begun = await client.publish_student(request(request_id="night"))
+            await staged(client, begun.id, 0.05)
+    finally:
+        await apart.kill()
     async with Load(there.channel, 60, model="chat"), publisher(tmp_path, there.router.address) as (_, client):
         assert (await client.publish_student(request(request_id="night"))).id == begun.id
         with pytest.raises(errors.AlreadyExists):
