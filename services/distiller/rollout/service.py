@@ -92,7 +92,7 @@ class Rollouts:
             seen: Record | None = None
             while True:
                 news, record = self._news, self._find(rollout_id)
-                if record is not seen:
+                if record != seen:
                     seen = record
                     yield told(record)
                     continue  # it may have moved on meanwhile

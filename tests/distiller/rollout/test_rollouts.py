@@ -182,6 +182,19 @@ async def test_a_router_that_forgot_is_told_again(there: Fleet, tmp_path: Path) 
         assert (state, rollout.share) == ("succeeded", 1), rollout
 
 
+async def test_a_router_that_stays_away_is_not_waited_for_for_ever(there: Fleet, tmp_path: Path) -> None:
+    async with publisher(tmp_path, there.router.address) as (_, client):
+        begun = await client.publish_student(request(timeout_s=1))
+        await staged(client, begun.id, 0.05)
+        await there.router.kill()
+        state, rollout = await ended(client, begun.id)
+        assert state == "rolled_back"
+        assert "the stage took too long: no answer" in rollout.reason
+        assert "look after the shares of 'chat' yourself" in rollout.reason
+    await there.router.start()
+    await eligible(there.channel, *there.workers)
+
+
 async def test_what_cannot_be_published_is_refused(there: Fleet, tmp_path: Path) -> None:
     async with publisher(tmp_path, there.router.address) as (_, client):
         for wrong, field in [
