@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import structlog
 
-from ladr.errors import AlreadyExists, DeadlineExceeded, LadrError, NotFound, Unreachable
+from ladr.errors import AlreadyExists, DeadlineExceeded, LadrError, NotFound, Unreachable, WrongState
 from ladr.v1 import fleet_pb2
 from services.distiller.rollout import core
 from services.distiller.rollout.core import Advance, Counts, RollBack, Succeed
@@ -31,6 +31,8 @@ _SAVE_MS = 5_000  # counters that did not lead to anything go to the disk so oft
 _SETTLE_S = 0.5  # from the split's end to the student's: for requests that are on their way to it
 _GONE_MS = 60_000  # after which a student that the router knows on no worker is not waited for
 _SEEN_S = 0.1  # between two looks for a model that was loaded
+_LOADS_S = 1.0  # between two looks for one that somebody else waits for
+_AT_ONCE = 32  # workers that load it
 _CRASHED = "the service failed on this; its log has the reason"
 
 
@@ -113,6 +115,7 @@ class _Drive:
         self._all = all_of_them
         self._mesh = mesh
         self._id = rollout_id
+        self._few = asyncio.Semaphore(_AT_ONCE)
         self._saved_ms = 0
         self._heard_ms = all_of_them.now_ms()  # when a step last worked
 
@@ -199,7 +202,7 @@ class _Drive:
             if error and not isinstance(error, AlreadyExists):
                 return await self._end("rolled_back", f"{worker} could not load it: {_why(error)}")
         if wanted:
-            await asyncio.sleep(_SEEN_S)  # the next step sees whether the router has heard of it
+            await asyncio.sleep(_LOADS_S if any(failures.values()) else _SEEN_S)  # until the router has heard of it
             return None
         reason = f"the workers have loaded it; it begins with {100 * record.rules.stages[0]:.3g} %"
         return await self._save(replace(record, state="running", reason=reason), moved=True)
@@ -207,7 +210,8 @@ class _Drive:
     async def _load_on(self, report: fleet_pb2.WorkerReport, record: Record, left_s: float) -> LadrError | None:
         """Load it on one worker; gives why that failed."""
         try:
-            await self._mesh.load(report.address, record.model, record.source, left_s)
+            async with self._few:
+                await self._mesh.load(report.address, record.model, record.source, left_s)
         except LadrError as error:
             return error
         return None
@@ -273,7 +277,8 @@ class _Drive:
         except LadrError as error:
             if not overdue:
                 raise
-            reason = f"{record.reason}; look after the shares of {record.split!r} yourself: {_why(error)}"
+            what = "the workers" if record.restored else f"the shares of {record.split!r}"
+            reason = f"{record.reason}; look after {what} yourself: {_why(error)}"
         await self._save(replace(record, state=record.ending or "cancelled", reason=reason), moved=True)
         return 0.0
 
@@ -291,15 +296,20 @@ class _Drive:
     async def _unload(self, record: Record) -> str:
         """Take the student out; gives the reason, and where that failed."""
         there = await self._mesh.workers()
-        reason = record.reason
-        for worker in record.loaded:
-            try:
-                if worker in there:
-                    await self._mesh.unload(there[worker].address, record.model)
-            except LadrError as error:
-                log.warning("rollout_not_unloaded", rollout=record.id, worker=worker, reason=error.message)
-                reason += f"; {worker} still has it ({_why(error)})"
-        return reason
+        unloads = [self._unload_from(there[worker], record) for worker in record.loaded if worker in there]
+        return record.reason + "".join(await asyncio.gather(*unloads))
+
+    async def _unload_from(self, report: fleet_pb2.WorkerReport, record: Record) -> str:
+        """Take it out of one worker; gives why that failed. Raises: WrongState: that must wait."""
+        try:
+            async with self._few:
+                await self._mesh.unload(report.address, record.model)
+        except WrongState:
+            raise
+        except LadrError as error:
+            log.warning("rollout_not_unloaded", rollout=record.id, worker=report.worker_id, reason=error.message)
+            return f"; {report.worker_id} still has it ({_why(error)})"
+        return ""
 
     async def _is_ours(self, record: Record) -> bool:
         """Whether the name is shared as this roll-out left it, now or one step ago; or the router forgot all of it."""

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from ladr.channel import client_options
-from ladr.errors import NotFound
+from ladr.errors import NotFound, WrongState
 from ladr.failure import call_failed
 from ladr.v1 import fleet_pb2, router_pb2, worker_pb2
 from ladr.v1.router_pb2_grpc import RouterStub
@@ -85,13 +85,19 @@ class Mesh:
                 call.cancel()
 
     async def unload(self, address: str, model: str) -> None:
-        """Take a model out of a worker; its requests finish first. One that is not there is out."""
+        """Take a model out of a worker; its requests finish first. One that is not there is out.
+
+        Raises: WrongState: it is being loaded, and can be taken out when that is done.
+        """
         async with _worker(address) as stub:
             try:
                 await stub.UnloadModel(worker_pb2.UnloadModelRequest(name=model), timeout=_UNLOAD_S)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     raise
+                report = await stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_CALL_S)
+                if any(one.name == model and one.state == fleet_pb2.MODEL_STATE_LOADING for one in report.models):
+                    raise WrongState("it is still being loaded") from None
 
     async def _ask(self, method: Any, request: Any) -> Any:
         try:

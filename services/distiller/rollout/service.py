@@ -105,7 +105,7 @@ class Rollouts:
     async def cancel(self, rollout_id: str) -> pb.Rollout:
         """Take one back; it is told of as it is when that is done, or after some seconds. Raises: NotFound."""
         record = self._find(rollout_id)
-        if record.live:
+        if record.live and self._mesh:
             self.controller.cancel(rollout_id)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CANCEL_S):
@@ -129,7 +129,8 @@ class Rollouts:
         others = _others(before or {split: 1.0}, request.model)
         there = await mesh.workers()
         if not request.workers:
-            answering = [one for one, report in there.items() if any(ready(report, model) for model in others)]
+            asked = [model for model, share in others.items() if share]
+            answering = [one for one, report in there.items() if any(ready(report, model) for model in asked)]
             request.workers.extend(answering)
         if not request.workers:
             raise NotFound("no worker answers for this name now: name workers, or start one", resource=("model", split))

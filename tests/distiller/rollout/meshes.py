@@ -31,6 +31,7 @@ WORKERS = {
     "fresh": {"LADR_WORKER__MODELS": '[{"name": "other"}]'},
     "failing": {"LADR_WORKER__MODELS": '[{"name": "third"}]', "LADR_WORKER__SIMULATED__FAIL_RATIO": "0.7"},
     "slow": {"LADR_WORKER__MODELS": '[{"name": "fourth"}]', "LADR_WORKER__SIMULATED__STEP": "60ms"},
+    "late": {"LADR_WORKER__MODELS": '[{"name": "sixth"}]', "LADR_WORKER__SIMULATED__LOAD": "1s"},
     "full": {"LADR_WORKER__MODELS": '[{"name": "fifth"}]', "LADR_WORKER__MAX_MODELS": "1"},
 }
 
@@ -65,7 +66,7 @@ class Fleet:
     async def clear(self) -> None:
         """Take out what is not in WORKERS."""
         for worker, process in self.workers.items():
-            for model in await self.models(worker) - {"chat", "other", "third", "fourth", "fifth"}:
+            for model in await self.models(worker) - {"chat", "other", "third", "fourth", "fifth", "sixth"}:
                 async with channel_to(process.address) as channel:
                     await worker_pb2_grpc.WorkerStub(channel).UnloadModel(UnloadModelRequest(name=model))
 

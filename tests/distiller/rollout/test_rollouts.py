@@ -129,6 +129,18 @@ async def test_it_is_taken_back_when_it_is_cancelled(there: Fleet, tmp_path: Pat
         assert STUDENT not in await there.models("fresh")
 
 
+async def test_a_student_that_is_still_being_loaded_is_taken_out_when_it_is_there(there: Fleet, tmp_path: Path) -> None:
+    async with publisher(tmp_path, there.router.address) as (_, client):
+        begun = await client.publish_student(request(workers=["late"]))
+        async with asyncio.timeout(10):
+            while STUDENT not in await there.models("late"):  # noqa: ASYNC110  # another process's state
+                await asyncio.sleep(0.02)
+        await client.cancel_rollout(begun.id)
+        state, rollout = await ended(client, begun.id)
+        assert (state, rollout.reason) == ("cancelled", "it was cancelled")
+        assert STUDENT not in await there.models("late")
+
+
 async def test_what_somebody_else_sets_stays(there: Fleet, tmp_path: Path) -> None:
     async with publisher(tmp_path, there.router.address) as (_, client):
         begun = await client.publish_student(request())
