@@ -15,10 +15,14 @@ from ladr.v1 import distiller_pb2 as pb
 
 DistillState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Spec = pb.DistillSpec | Mapping[str, Any] | None
+RolloutState = Literal["loading", "running", "succeeded", "rolled_back", "cancelled"]
+RolloutWatch = Stream[pb.Rollout, pb.Rollout]
+SyncRolloutWatch = SyncStream[pb.Rollout, pb.Rollout]
 DistillWatch = Stream[pb.WatchDistillJobResponse, pb.WatchDistillJobResponse]
 SyncDistillWatch = SyncStream[pb.WatchDistillJobResponse, pb.WatchDistillJobResponse]
 _CALL_S = 10.0
 _DELETE_S = 60.0  # many files may have to go
+_PUBLISH_S = 30.0  # the router is asked about the fleet
 _PAGE = 200
 
 
@@ -35,6 +39,13 @@ def distill_state(job: pb.DistillJob) -> str:
     if job.state not in pb.DistillState.values():
         return "unspecified"
     return pb.DistillState.Name(job.state).removeprefix("DISTILL_STATE_").lower()
+
+
+def rollout_state(rollout: pb.Rollout) -> str:
+    """ROLLOUT_STATE_RUNNING → "running"; "unspecified" for one that this client does not know."""
+    if rollout.state not in pb.RolloutState.values():
+        return "unspecified"
+    return pb.RolloutState.Name(rollout.state).removeprefix("ROLLOUT_STATE_").lower()
 
 
 def _create(spec: Spec, request_id: str) -> pb.CreateDistillJobRequest:
@@ -116,6 +127,42 @@ class DistillCalls:
         report: pb.DistillReport = await self._unary(self._distiller().GetDistillReport, request, timeout)
         return report
 
+    async def publish_student(
+        self, request: pb.PublishStudentRequest, *, timeout: float | None = _PUBLISH_S
+    ) -> pb.Rollout:
+        """Put the student of a job that has succeeded into service, stage by stage; it goes on though this client goes away.
+
+        Raises: InvalidRequest, NotFound, WrongState (there is no student yet, or none that is good enough; the service knows no
+        router), AlreadyExists (the name is being rolled out), Overloaded, Unreachable.
+        """
+        rollout: pb.Rollout = await self._unary(self._distiller().PublishStudent, request, timeout)
+        return rollout
+
+    async def get_rollout(self, rollout_id: str, *, timeout: float | None = _CALL_S) -> pb.Rollout:
+        """A roll-out as it is now. Raises: NotFound."""
+        request = pb.GetRolloutRequest(id=rollout_id)
+        rollout: pb.Rollout = await self._unary(self._distiller().GetRollout, request, timeout)
+        return rollout
+
+    async def rollouts(self, *, timeout: float | None = _CALL_S) -> list[pb.Rollout]:
+        """All roll-outs, newest first."""
+        answer: pb.ListRolloutsResponse = await self._unary(
+            self._distiller().ListRollouts, pb.ListRolloutsRequest(), timeout
+        )
+        return list(answer.rollouts)
+
+    def watch_rollout(self, rollout_id: str, *, timeout: float | None = None) -> RolloutWatch:
+        """A roll-out now, then each change of it, until it has ended, for `async for`."""
+        call = self._distiller().WatchRollout(pb.WatchRolloutRequest(id=rollout_id), timeout=timeout)
+        watch: RolloutWatch = self._kept(Stream(call, Plain[pb.Rollout](), self.address))
+        return watch
+
+    async def cancel_rollout(self, rollout_id: str, *, timeout: float | None = _CALL_S) -> pb.Rollout:
+        """Take a student back: the others have all the requests again. One that has ended stays as it is. Raises: NotFound."""
+        request = pb.CancelRolloutRequest(id=rollout_id)
+        rollout: pb.Rollout = await self._unary(self._distiller().CancelRollout, request, timeout)
+        return rollout
+
 
 class SyncDistillCalls:
     """Distillation jobs of a client without asyncio; arguments and errors are those of `DistillCalls`."""
@@ -186,3 +233,32 @@ class SyncDistillCalls:
             self._distiller.GetDistillReport, pb.GetDistillReportRequest(id=job_id, html=html), timeout
         )
         return report
+
+    def publish_student(self, request: pb.PublishStudentRequest, *, timeout: float | None = _PUBLISH_S) -> pb.Rollout:
+        """Put the student of a job into service, stage by stage."""
+        rollout: pb.Rollout = self._unary(self._distiller.PublishStudent, request, timeout)
+        return rollout
+
+    def get_rollout(self, rollout_id: str, *, timeout: float | None = _CALL_S) -> pb.Rollout:
+        """A roll-out as it is now."""
+        rollout: pb.Rollout = self._unary(self._distiller.GetRollout, pb.GetRolloutRequest(id=rollout_id), timeout)
+        return rollout
+
+    def rollouts(self, *, timeout: float | None = _CALL_S) -> list[pb.Rollout]:
+        """All roll-outs, newest first."""
+        answer: pb.ListRolloutsResponse = self._unary(self._distiller.ListRollouts, pb.ListRolloutsRequest(), timeout)
+        return list(answer.rollouts)
+
+    def watch_rollout(self, rollout_id: str, *, timeout: float | None = None) -> SyncRolloutWatch:
+        """A roll-out now, then each change of it, until it has ended, for `for`."""
+        self._check_open()
+        call = self._distiller.WatchRollout(pb.WatchRolloutRequest(id=rollout_id), timeout=timeout)
+        watch: SyncRolloutWatch = self._kept(SyncStream(call, Plain[pb.Rollout](), self.address))
+        return watch
+
+    def cancel_rollout(self, rollout_id: str, *, timeout: float | None = _CALL_S) -> pb.Rollout:
+        """Take a student back."""
+        rollout: pb.Rollout = self._unary(
+            self._distiller.CancelRollout, pb.CancelRolloutRequest(id=rollout_id), timeout
+        )
+        return rollout

@@ -18,6 +18,7 @@ from ladr.cli.fleet import drain, workers
 from ladr.cli.generate import generate
 from ladr.cli.jobs import jobs
 from ladr.cli.output import escape
+from ladr.cli.rollout import COMMANDS as ROLLOUT
 from ladr.cli.service import SERVICES, service_command
 from ladr.cli.up import up
 from ladr.config import ConfigError
@@ -77,3 +78,5 @@ def main() -> None:
 _commands = (up, chat, generate, jobs, workers, drain, distill, bench, doctor, config)
 for command in (*_commands, *map(service_command, SERVICES)):
     main.add_command(command)
+for command in ROLLOUT:
+    distill.add_command(command)

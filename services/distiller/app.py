@@ -18,6 +18,9 @@ from services.common.server import CannotStart, Server, serve
 from services.distiller.collector import DistillerCollector
 from services.distiller.devices import present
 from services.distiller.dispatcher import TRAINER, Dispatcher
+from services.distiller.rollout.collector import RolloutCollector
+from services.distiller.rollout.service import Rollouts
+from services.distiller.rollout.store import RolloutStore
 from services.distiller.service import Jobs
 from services.distiller.servicer import NAME, DistillerServicer
 from services.distiller.store import Store
@@ -45,8 +48,11 @@ class App:
         self.store = Store(settings.state / "jobs.db", settings.max_waiting + len(devices))
         self.dispatcher = Dispatcher(self.store, settings, devices, trainer)
         self.jobs = Jobs(self.store, self.dispatcher, settings, devices, make_id)
+        self.rollout_store = RolloutStore(settings.state / "rollouts.db")
+        self.rollouts = Rollouts(self.rollout_store, settings.router, self.jobs.get, make_id, settings.max_watchers)
         self.server.registry.register(DistillerCollector(self.store, self.dispatcher, lambda: self.jobs.watchers))
-        self.server.add(NAME, DistillerServicer(self.jobs).handlers())
+        self.server.registry.register(RolloutCollector(self.rollout_store, lambda: self.rollouts.watchers))
+        self.server.add(NAME, DistillerServicer(self.jobs, self.rollouts).handlers())
         self.serving = asyncio.Event()
         self._devices = devices
 
@@ -60,19 +66,26 @@ class App:
             await self._open()
             await self.jobs.clean()
             await serve(
-                self.server, stop, started=self._started, background=[self.dispatcher.run], before_stop=self._drain
+                self.server,
+                stop,
+                started=self._started,
+                background=[self.dispatcher.run, self.rollouts.controller.run],
+                before_stop=self._drain,
             )
         finally:
             await self.jobs.finish()
+            await self.rollouts.finish()
+            await self.rollout_store.close()
             await self.store.close()
             os.close(held)
 
     async def _open(self) -> None:
-        try:
-            await self.store.open()
-        except LadrError as error:
-            path = self._settings.state / "jobs.db"
-            raise CannotStart(f"{path} cannot be used ({error.__cause__}); set distiller.state") from error
+        for name, store in (("jobs.db", self.store), ("rollouts.db", self.rollout_store)):
+            try:
+                await store.open()
+            except LadrError as error:
+                path = self._settings.state / name
+                raise CannotStart(f"{path} cannot be used ({error.__cause__}); set distiller.state") from error
 
     async def _started(self) -> None:
         await self.server.set_serving(True)
@@ -81,6 +94,7 @@ class App:
 
     async def _drain(self) -> None:
         self.jobs.close()
+        self.rollouts.close()
         await self.dispatcher.stop()
 
 

@@ -1,27 +1,23 @@
-"""Jobs in one SQLite file. Each step is a transaction, on the disk before it counts, and all are made on one thread.
+"""Jobs in one SQLite file.
 
 One service has the file: `live` and `states` tell without asking it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from ladr.errors import AlreadyExists, JobsUnavailable, Overloaded
+from ladr.errors import AlreadyExists, Overloaded
+from services.distiller.database import RETRY_AFTER, Database
 from services.distiller.machine import LIVE, STATES, Event, Failure, Job, Mark, Refused, Resume, State, step
 
 T = TypeVar("T")
-_RETRY_AFTER = timedelta(seconds=30)
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS job (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, request_id TEXT UNIQUE, state TEXT NOT NULL,
@@ -52,11 +48,9 @@ class Store:
     """
 
     def __init__(self, path: Path, most_live: int, clock: Callable[[], float] = time.time) -> None:
-        self._path = path
+        self._base = Database(path, _SCHEMA)
         self._most_live = most_live
         self._clock = clock
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="jobs")
-        self._base: sqlite3.Connection | None = None
         self.live: Mapping[str, Job] = {}
         self.states: Mapping[State, int] = dict.fromkeys(STATES, 0)
 
@@ -64,11 +58,10 @@ class Store:
         return int(self._clock() * 1000)
 
     async def open(self) -> None:
-        await self._run(self._open)
+        await self._base.open(self._look)
 
     async def close(self) -> None:
-        await self._run(self._close)
-        self._thread.shutdown()
+        await self._base.close()
 
     async def create(self, job: Job) -> Job:
         """Keep a new job, or find the one that its request_id names. Raises: AlreadyExists."""
@@ -150,20 +143,6 @@ class Store:
 
     # What follows runs on the thread.
 
-    def _open(self) -> None:
-        self._path.touch(mode=0o600)
-        base = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-        base.execute("PRAGMA journal_mode = WAL")
-        base.execute("PRAGMA synchronous = FULL")  # a commit is on the disk: it outlives the loss of power
-        base.executescript(_SCHEMA)
-        self._base = base
-        self._look(base)
-
-    def _close(self) -> None:
-        if self._base:
-            self._base.close()
-            self._base = None
-
     def _look(self, base: sqlite3.Connection) -> None:
         rows = base.execute("SELECT record FROM job WHERE state IN ('queued', 'running') ORDER BY seq")
         self.live = {job.id: job for job in sorted((_load(row) for (row,) in rows), key=lambda job: job.queued_ms)}
@@ -173,32 +152,14 @@ class Store:
 
     def _check_room(self) -> None:
         if sum(self.states[state] for state in LIVE) >= self._most_live:
-            raise Overloaded("as many jobs wait as may; try again when one has ended", retry_after=_RETRY_AFTER)
+            raise Overloaded("as many jobs wait as may; try again when one has ended", retry_after=RETRY_AFTER)
 
     async def _change(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """A step after which `live` and `states` are as it left them."""
-        return await self._run(lambda: self._transact(work, look=True))
+        return await self._base.step(work, self._look)
 
     async def _step(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._run(lambda: self._transact(work))
-
-    def _transact(self, work: Callable[[sqlite3.Connection], T], look: bool = False) -> T:
-        if self._base is None:
-            raise _unavailable()  # not open yet, or closed
-        with _transaction(self._base):
-            done = work(self._base)
-        if look:
-            self._look(self._base)
-        return done
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        """Do it on the thread; it is done to its end also if its caller is cancelled."""
-        try:
-            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
-        except sqlite3.OperationalError as error:
-            raise (_full() if "full" in str(error) else _unavailable()) from error
-        except (sqlite3.DatabaseError, OSError) as error:
-            raise _unavailable() from error
+        return await self._base.step(work)
 
 
 def _find(base: sqlite3.Connection, job_id: str) -> Job | None:
@@ -218,23 +179,3 @@ def _load(text: str) -> Job:
     mark = Mark(**fields.pop("mark"))
     figures = tuple((name, value) for name, value in fields.pop("figures"))
     return Job(**fields, failure=failure, mark=mark, figures=figures)
-
-
-def _full() -> Overloaded:
-    return Overloaded("the disk of the jobs is full; make room", retry_after=_RETRY_AFTER)
-
-
-def _unavailable() -> JobsUnavailable:
-    return JobsUnavailable("the jobs cannot be read or written; see the service's log", retry_after=_RETRY_AFTER)
-
-
-@contextmanager
-def _transaction(base: sqlite3.Connection) -> Iterator[None]:
-    base.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        base.execute("COMMIT")
-    except BaseException:
-        if base.in_transaction:
-            base.execute("ROLLBACK")
-        raise

@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 class Splits:
-    """GetSplit and SetSplit. `tallies` are by model, and grow on."""
+    """GetSplit and SetSplit. `tallies` are by model, and grow on. An alias of the settings is its model here."""
 
     def __init__(self, models: Models, tallies: Mapping[str, Tally], processes: int) -> None:
         self._models = models
@@ -23,7 +23,8 @@ class Splits:
         self._processes = processes
 
     def get(self, name: str) -> router_pb2.Split:
-        """Raises: NotFound: the name is not shared."""
+        """Raises: NotFound: the name is not shared; the resource is the model that an alias stands for."""
+        name = self._meant(name)
         shares = self._models.splits.get(name)
         if shares is None:
             raise NotFound("this name is not shared between models", resource=("split", name[:128]))
@@ -35,9 +36,13 @@ class Splits:
             raise WrongState("this router is several processes, and one alone would hear: use router.canaries")
         if not 1 <= len(name.encode()) <= 128:
             raise InvalidRequest("an alias has 1 to 128 bytes", field="alias")
+        name = self._meant(name)
         self._models.split(name, shares)
         log.info("split", alias=name, shares=dict(shares))
         return self._message(name, self._models.splits.get(name, {}))
+
+    def _meant(self, name: str) -> str:
+        return self._models.settings.aliases.get(name, name)
 
     def _message(self, name: str, shares: Mapping[str, float]) -> router_pb2.Split:
         tallies = [self._tallies.get(model, Tally()).message(model) for model in sorted(shares)]

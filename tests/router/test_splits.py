@@ -37,6 +37,18 @@ def test_shares_are_as_they_were_set_and_go_back_to_the_configuration() -> None:
         held.get("other")
 
 
+def test_an_alias_is_shared_as_the_model_that_it_stands_for() -> None:
+    held = splits(aliases={"assistant": "old"})
+    with pytest.raises(NotFound) as none:
+        held.get("assistant")
+    assert none.value.resource == ("split", "old")
+    assert held.set("assistant", {"old": 1, "new": 1}).alias == "old"
+    assert held.get("assistant") == held.get("old")
+    held.set("assistant", {})
+    with pytest.raises(NotFound):
+        held.get("old")
+
+
 @pytest.mark.parametrize(
     ("name", "shares", "error"),
     [

@@ -16,6 +16,7 @@ from services.distiller.report.notes import Notes, dumped
 from services.distiller.trainer.agreeing import COMPARED, agreement
 from services.distiller.trainer.answering import Asked, asked, cut, said
 from services.distiller.trainer.arena import arena, figures
+from services.distiller.trainer.card import complete
 from services.distiller.trainer.evaluate_images import STEPS as IMAGE_STEPS
 from services.distiller.trainer.evaluate_images import image_report
 from services.distiller.trainer.job import Job
@@ -92,7 +93,7 @@ def _common(job: Job) -> dict[str, Any]:
 
 
 def _write(job: Job, report: dict[str, Any]) -> None:
-    """Pictures and page first: once report.json is there, all is."""
+    """Pictures, page and the figures on the card first: once report.json is there, all is."""
     from services.distiller.report.page import page
     from services.distiller.report.plots import pictures  # matplotlib takes a second, and only here it is needed
 
@@ -102,6 +103,7 @@ def _write(job: Job, report: dict[str, Any]) -> None:
     for name, picture in drawn.items():
         write_whole(job.place.report / f"{name}.png", picture)
     write_whole(job.place.report / "report.html", page(whole, drawn).encode())
+    complete(job.place.student, job, whole["figures"])
     write_whole(job.place.report / "report.json", text)
 
 

@@ -1,4 +1,4 @@
-"""The student as others load it: safetensors, tokenizer with its chat template, settings for generation."""
+"""The student as others load it: safetensors, tokenizer with its chat template, card, hashes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from transformers import GenerationConfig
 
 from ladr.v1.distiller_pb2 import DistillPhase
 from services.distiller.trainer import models
+from services.distiller.trainer.card import complete
 from services.distiller.trainer.directory import new_directory
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.loading import dtype
@@ -36,3 +37,4 @@ def _write(job: Job, weights: dict[str, object]) -> None:
     with new_directory(job.place.student) as new:
         plain.save_pretrained(new)
         job.tokenizer.save_pretrained(new)
+        complete(new, job)
