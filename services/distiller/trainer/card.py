@@ -51,8 +51,7 @@ def card(job: Job, figures: Mapping[str, Any]) -> str:
             f"- **Teacher**: {teacher}",
             f"- **How it was made**: {made}",
             f"- **Objective**: {objective(spec.objective)}",
-            f"- **Data**: {data}: {len(job.corpus.train)} records to learn from, "
-            f"{len(job.corpus.held_out)} held out",
+            f"- **Data**: {data}: {len(job.corpus.train)} records to learn from, {len(job.corpus.held_out)} held out",
             f"- **Training**: {training.steps} steps of {training.batch_sequences} "
             + ("pictures" if job.of_images else f"sequences of {spec.data.sequence_tokens} tokens")
             + f", learning rate {training.learning_rate:g}, seed {training.seed}",
