@@ -2,7 +2,7 @@
 
 P(win) = 1 / (1 + 10^((Elo_other − Elo) / 400)); the Elo of greatest likelihood is Elo_other + 400 · log10(wins / losses). A tie
 is half a win. Half a win more is given to each side, so that the Elo of one that won or lost them all stays finite; it pulls
-a little towards a draw.
+a little towards a draw. The bootstrap has no such help: of battles that all ended alike it gives an interval of no width.
 
 Source: Bradley and Terry 1952; the half win is Jeffreys' prior (Firth 1993).
 """

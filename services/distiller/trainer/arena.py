@@ -114,5 +114,5 @@ def _described(m: Measuring) -> str:
         return f"{wanted.judge_model} behind the router, asked twice with the answers' places swapped"
     return (
         f"mean log-likelihood of a token of the answer under {wanted.judge_model or 'the teacher'}, a tie within"
-        f" {MARGIN_NATS} nats; a model likes its own words best"
+        f" {MARGIN_NATS} nats; a model likes its own words best, so that a third one is the fairer judge"
     )
