@@ -42,6 +42,7 @@ def rate(scores: Sequence[float], seed: int) -> Rating:
 
     Args: scores: of each battle: 1, 0.5 or 0; at least one.
     """
-    drawn = np.random.default_rng([seed]).choice(np.asarray(scores, dtype=float), size=(DRAWS, len(scores)))
-    low, high = np.quantile(drawn.sum(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    values, counts = np.unique(np.asarray(scores, dtype=float), return_counts=True)
+    drawn = np.random.default_rng([seed]).multinomial(len(scores), counts / len(scores), size=DRAWS)  # with replacement
+    low, high = np.quantile(drawn @ values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Rating(*(elo(wins, len(scores)) for wins in (sum(scores), float(low), float(high))))

@@ -11,7 +11,7 @@ import torch
 
 from services.distiller.data.corpus import scan
 from services.distiller.report.answers import Answer, answers
-from services.distiller.report.judge import LOST, TIED, WON, Battle
+from services.distiller.report.judge import LOST, TIED, WON, Battle, Verdict
 from services.distiller.report.likelihood import MARGIN_NATS, LikelihoodJudge, compared
 from services.distiller.report.questions import Question, ask, held_out
 from tests.distiller import tiny
@@ -103,3 +103,10 @@ def test_means_within_the_margin_are_a_tie() -> None:
     assert compared(-1, -1 - 0.9 * MARGIN_NATS).score == TIED
     assert compared(-1, -1 - 1.1 * MARGIN_NATS).score == WON
     assert compared(-math.inf, -1).score == LOST
+
+
+def test_a_question_that_the_judges_template_does_not_take_is_a_tie_that_is_counted(model: Any) -> None:
+    strict = tiny.tokenizer()
+    strict.chat_template = "{{ raise_exception('no') }}"
+    battle = Battle(ask("1+1?", tiny.tokenizer()), Answer("2", 1, True), Answer("3", 1, True))
+    assert LikelihoodJudge(model, strict).judge([battle]) == [Verdict(TIED, unreadable=True)]

@@ -119,6 +119,17 @@ def test_zero_battles_and_pairs_are_none(workshop: Workshop) -> None:
     assert not list(place.report.glob("answers-*"))
 
 
+def test_a_teacher_that_does_not_chat_is_asked_nothing(workshop: Workshop) -> None:
+    plain = tiny.tokenizer()
+    plain.chat_template = None
+    plain.save_pretrained(workshop.root / "models" / "tiny")
+    (workshop.root / "models" / "tiny" / "chat_template.jinja").unlink()
+    tiny.write(workshop.root / "data" / "c.jsonl", [{"text": f"one and {number}"} for number in range(40)])
+    place = workshop.job(evaluation=EVALUATION, **QUICK)
+    assert workshop.run(place) == DONE
+    assert (read(place)["arena"], read(place)["refusals"]) == (None, [])
+
+
 def test_there_are_never_more_than_two_models(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     most, now = 0, 0
     using = measuring.Measuring.using
