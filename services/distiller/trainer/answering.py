@@ -87,4 +87,5 @@ def cut(values: Sequence[T]) -> list[Sequence[T]]:
 
 def _answers(m: Measuring, model: Any, batch: Sequence[Question], tokens: int) -> list[dict[str, Any]]:
     job = m.job
-    return [one.row() for one in answers(model, batch, job.tokenizer, job.ends, job.padding, tokens)]
+    made = answers(model, batch, job.tokenizer, job.ends, job.padding, tokens, job.stop.check)
+    return [one.row() for one in made]

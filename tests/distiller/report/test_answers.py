@@ -59,6 +59,24 @@ def test_an_answer_ends_at_a_token_that_ends_a_turn_and_has_no_more_than_its_tok
     assert (short.tokens, short.ended) == (2, False)
 
 
+class Enough(Exception):
+    """Plays a job that is stopped."""
+
+
+def test_a_stop_waits_for_no_more_than_a_token(model: Any, tokenizer: Any) -> None:
+    tokens = 0
+
+    def check() -> None:
+        nonlocal tokens
+        tokens += 1
+        if tokens == 3:
+            raise Enough
+
+    with pytest.raises(Enough):
+        answers(model, [ask("1+1?", tokenizer)], tokenizer, [END], 257, 50, check)
+    assert tokens == 3
+
+
 def test_questions_are_held_out_end_with_the_user_and_are_the_same_each_time(tmp_path: Path, tokenizer: Any) -> None:
     records = tiny.conversations(60)
     unasked = [{"text": "no question"}, {"messages": [{"role": "assistant", "content": "I begin"}]}]
