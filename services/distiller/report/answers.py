@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,12 +26,24 @@ class Answer:
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
 def answers(
-    model: Any, questions: Sequence[Question], tokenizer: Any, ends: Sequence[int], padding: int, most_tokens: int
+    model: Any,
+    questions: Sequence[Question],
+    tokenizer: Any,
+    ends: Sequence[int],
+    padding: int,
+    most_tokens: int,
+    check: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
     """The likeliest token each time, until one of `ends` or `most_tokens`.
 
     The questions are padded on the left, so that all answers begin at the same place.
+    Args: check: called after each token; may raise to give up.
     """
+
+    def goes_on(ids: Any, scores: Any, **_: Any) -> Any:
+        check()
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
     width = max(len(one.ids) for one in questions)
     rows = [(width - len(one.ids), one.ids) for one in questions]
     ids = torch.tensor([[*[padding] * more, *own] for more, own in rows], device=model.device)
@@ -39,8 +51,8 @@ def answers(
     how = GenerationConfig(
         do_sample=False, max_new_tokens=most_tokens, eos_token_id=list(ends), pad_token_id=padding, use_cache=True
     )
-    made = model.generate(input_ids=ids, attention_mask=mask, generation_config=how)[:, width:].tolist()
-    return [_answer(row, tokenizer, ends) for row in made]
+    made = model.generate(input_ids=ids, attention_mask=mask, generation_config=how, stopping_criteria=[goes_on])
+    return [_answer(row, tokenizer, ends) for row in made[:, width:].tolist()]
 
 
 def _answer(ids: list[int], tokenizer: Any, ends: Sequence[int]) -> Answer:

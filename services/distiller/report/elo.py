@@ -2,7 +2,7 @@
 
 P(win) = 1 / (1 + 10^((Elo_other − Elo) / 400)); the Elo of greatest likelihood is Elo_other + 400 · log10(wins / losses). A tie
 is half a win. Half a win more is given to each side, so that the Elo of one that won or lost them all stays finite; it pulls
-a little towards a draw.
+a little towards a draw. The bootstrap has no such help: of battles that all ended alike it gives an interval of no width.
 
 Source: Bradley and Terry 1952; the half win is Jeffreys' prior (Firth 1993).
 """
@@ -42,6 +42,7 @@ def rate(scores: Sequence[float], seed: int) -> Rating:
 
     Args: scores: of each battle: 1, 0.5 or 0; at least one.
     """
-    drawn = np.random.default_rng([seed]).choice(np.asarray(scores, dtype=float), size=(DRAWS, len(scores)))
-    low, high = np.quantile(drawn.sum(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    values, counts = np.unique(np.asarray(scores, dtype=float), return_counts=True)
+    drawn = np.random.default_rng([seed]).multinomial(len(scores), counts / len(scores), size=DRAWS)  # with replacement
+    low, high = np.quantile(drawn @ values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Rating(*(elo(wins, len(scores)) for wins in (sum(scores), float(low), float(high))))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jinja2.exceptions import TemplateError
 
 from services.distiller.data.record import Record
 from services.distiller.report.answers import Answer
@@ -30,11 +31,15 @@ class LikelihoodJudge:
     tokenizer: Any
 
     def judge(self, battles: Sequence[Battle]) -> list[Verdict]:
+        """A question that the reference's chat template does not take is a tie that is unreadable."""
         means: dict[tuple[Any, Answer], float] = {}
         for one in battles:
             for answer in (one.first, one.second):  # the teacher's is in several battles
                 key = (one.question.ids, answer)
-                means[key] = means[key] if key in means else self.mean(one.question, answer)
+                try:
+                    means[key] = means[key] if key in means else self.mean(one.question, answer)
+                except TemplateError:
+                    means[key] = math.nan
         return [compared(means[one.question.ids, one.first], means[one.question.ids, one.second]) for one in battles]
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
@@ -53,7 +58,9 @@ class LikelihoodJudge:
 
 
 def compared(first: float, second: float) -> Verdict:
-    """By means of a token, in nats."""
+    """By means of a token, in nats; NaN: there is none."""
+    if math.isnan(first) or math.isnan(second):
+        return Verdict(TIED, unreadable=True)
     if first == second or abs(first - second) <= MARGIN_NATS:
         return Verdict(TIED)
     return Verdict(WON if first > second else LOST)

@@ -93,7 +93,7 @@ def _agreement(report: Mapping[str, Any]) -> str:
             _number(figures["perplexity_untrained"]),
             _number(figures["perplexity"]),
             _number(figures["perplexity_teacher"]),
-            "Among how many tokens a model is as good as undecided on the held-out text. Less is better.",
+            "As if the model had to choose among so many tokens at each place of the held-out text. Less is better.",
         ),
     ]
     tokens = f"{figures['held_out_tokens']:,} tokens of records that were not trained on."
@@ -148,6 +148,7 @@ def _arena(report: Mapping[str, Any]) -> str:
     notes = [
         f"{arena['battles']} held-out prompts; each answer greedy, at most {arena['answer_tokens']} tokens.",
         f"Judge: {arena['judge']}.",
+        "Where all battles end alike, the interval is a single point, and says nothing.",
         f"Each side has {PRIOR_WINS} wins more, so that one that wins or loses them all has a finite Elo.",
         f"Ties because the answer's place decided: {arena['swayed']}; because the judge named none: {arena['unreadable']}.",
     ]
@@ -254,6 +255,10 @@ def _text(value: str) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return _number(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
     return "" if value is None else str(value)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 Report = Mapping[str, Any]
 _SIZE_IN, _DPI = (7.0, 3.2), 100
@@ -31,6 +32,7 @@ def _losses(report: Report) -> bytes:
         steps, values = zip(*((step, value) for step, value in points if value is not None), strict=True)
         axes[0].plot(steps, values, label=part, linewidth=2 if part == "total" else 1.2, marker="." * (len(steps) < 20))
     axes[0].set(title="Loss by part", xlabel="step", ylabel="nats a token, weighted", ylim=(0, None))
+    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].legend(fontsize="small")
     return _png(figure)
 
@@ -90,7 +92,7 @@ def _cost(report: Report) -> bytes:
     weights = [memory[name]["float32"] / 2**20 for name in ("teacher", "student")]
     _bars(axes[1], "MiB of weights (float32)", weights, _MODELS, "{:,.0f}")
     paces = [speed["models"][name]["decode"] for name in ("teacher", "student")]
-    _bars(axes[2], "Tokens written a second", paces, _MODELS, "{:,.0f}")
+    _bars(axes[2], "Tokens written a second", paces, _MODELS, "{:,.3g}")
     return _png(figure)
 
 

@@ -53,7 +53,7 @@ Which answer is better? Say A or B, and nothing else."""
 class RouterJudge:
     """A model by its served name.
 
-    Args: pause: waits so many seconds; may raise to give up.
+    Args: pause: waits so many seconds; it is called before each question, too, with 0, and may raise to give up.
     """
 
     client: SyncClient
@@ -69,6 +69,7 @@ class RouterJudge:
 
     def _said(self, prompt: str) -> str:
         """What the model says; "" if the question is too long for it."""
+        self.pause(0.0)
         message = {"role": "user", "content": prompt}
         for pause_s in (*PAUSES_S, None):
             try:

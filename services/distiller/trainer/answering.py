@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from services.distiller.trainer.loading import dtype
 from services.distiller.trainer.measuring import Measuring, Name
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 BATCH = 8
 """Questions that are answered together."""
 FIGHTERS: tuple[Name, ...] = ("teacher", "student", "untrained")
@@ -43,8 +45,12 @@ class Said:
 
 
 def asked(m: Measuring) -> Asked:
-    """The questions: always the same ones for this job, and none that leaves no room for an answer."""
+    """The questions: always the same ones for this job, and none that leaves no room for an answer. A teacher that does not
+    chat has none."""
     job, wanted = m.job, m.job.spec.evaluation
+    if not job.tokenizer.chat_template:
+        log.info("no battles and no refusals: the teacher has no chat template to ask questions with")
+        return Asked([], [], [], wanted.answer_tokens)
     context = getattr(models.config(m.where("teacher")), "max_position_embeddings", None) or 1 << 20
     answer_tokens = min(wanted.answer_tokens, context // 2)
     longest = min(job.spec.data.sequence_tokens, context - answer_tokens)
@@ -81,4 +87,5 @@ def cut(values: Sequence[T]) -> list[Sequence[T]]:
 
 def _answers(m: Measuring, model: Any, batch: Sequence[Question], tokens: int) -> list[dict[str, Any]]:
     job = m.job
-    return [one.row() for one in answers(model, batch, job.tokenizer, job.ends, job.padding, tokens)]
+    made = answers(model, batch, job.tokenizer, job.ends, job.padding, tokens, job.stop.check)
+    return [one.row() for one in made]

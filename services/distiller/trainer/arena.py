@@ -96,6 +96,11 @@ def _with_judge(m: Measuring, work: Callable[[Judge], T]) -> T:
     settings, wanted = m.job.settings, m.job.spec.evaluation
     if wanted.judge == "likelihood":
         tokenizer = models.tokenizer(m.where("reference"))
+        if not tokenizer.chat_template:
+            raise Refused(
+                "JUDGE_UNAVAILABLE",
+                "evaluation.judge_model has no chat template: begin a new job with a chat model as judge",
+            )
         return m.using("reference", lambda model: work(LikelihoodJudge(model, tokenizer)), dtype(m.job))
     if settings.router is None:
         raise Refused("JUDGE_UNAVAILABLE", "the service knows no router: set distiller.router, then resume the job")
@@ -114,5 +119,5 @@ def _described(m: Measuring) -> str:
         return f"{wanted.judge_model} behind the router, asked twice with the answers' places swapped"
     return (
         f"mean log-likelihood of a token of the answer under {wanted.judge_model or 'the teacher'}, a tie within"
-        f" {MARGIN_NATS} nats; a model likes its own words best"
+        f" {MARGIN_NATS} nats; a model likes its own words best, so that a third one is the fairer judge"
     )

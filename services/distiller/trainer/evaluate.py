@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from ladr.v1.distiller_pb2 import DistillPhase
-from services.distiller.place import write_whole
+from services.distiller.place import Place, write_whole
 from services.distiller.report.notes import Notes, dumped
 from services.distiller.trainer.agreeing import COMPARED, agreement
 from services.distiller.trainer.answering import Asked, asked, cut, said
@@ -87,7 +87,7 @@ def _common(job: Job) -> dict[str, Any]:
     return {
         "teacher": job.spec.teacher or "the 135M chat model",
         "student": json.loads((job.place.initial / "student.json").read_bytes())["description"],
-        "curve": _curve(job),
+        "curve": curve(job.place),
         "spec": job.spec.model_dump(mode="json", exclude_none=True),
     }
 
@@ -114,11 +114,11 @@ def _int8(job: Job) -> dict[str, Any] | None:
     return found
 
 
-def _curve(job: Job) -> list[dict[str, Any]]:
+def curve(place: Place) -> list[dict[str, Any]]:
     """The training's progress, evenly thinned; of a step that came again after a restart, the last word."""
     steps = {
         progress.step: {"step": progress.step, "tokens": progress.tokens, "losses": dict(progress.losses)}
-        for progress, _ in job.place.read_progress()
+        for progress, _ in place.read_progress()
         if progress.phase == DistillPhase.DISTILL_PHASE_TRAIN and progress.losses
     }
     points = [steps[step] for step in sorted(steps)]

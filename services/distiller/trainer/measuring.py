@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -28,10 +29,13 @@ class Measuring:
 
     def using(self, name: Name, work: Callable[[Any], T], dtype: Any = torch.float32) -> T:
         """What `work` makes of a model, which is let go of then. Two at once: one `using` inside another."""
+        model = models.weights(self.where(name), dtype).eval().requires_grad_(False).to(self.job.device)
+        there = weakref.ref(model)
         try:
-            return work(models.weights(self.where(name), dtype).eval().requires_grad_(False).to(self.job.device))
+            return work(model)
         finally:
-            let_go(self.job.device)
+            del model
+            let_go(self.job.device, collect=there() is not None)
 
     def where(self, name: Name) -> str:
         """Where a model is; the reference is what a judge finds answers likely by."""
@@ -58,9 +62,10 @@ class Measuring:
         return rows
 
 
-def let_go(device: str) -> None:
-    """Give memory back that nothing holds any more."""
-    gc.collect()
+def let_go(device: str, collect: bool = True) -> None:
+    """Give memory back that nothing holds any more. `collect`: what holds itself, too; that takes a while."""
+    if collect:
+        gc.collect()
     give_back()
     if device.startswith("cuda"):
         torch.cuda.empty_cache()

@@ -11,7 +11,7 @@ import torch
 
 from services.distiller.data.corpus import scan
 from services.distiller.report.answers import Answer, answers
-from services.distiller.report.judge import LOST, TIED, WON, Battle
+from services.distiller.report.judge import LOST, TIED, WON, Battle, Verdict
 from services.distiller.report.likelihood import MARGIN_NATS, LikelihoodJudge, compared
 from services.distiller.report.questions import Question, ask, held_out
 from tests.distiller import tiny
@@ -59,6 +59,24 @@ def test_an_answer_ends_at_a_token_that_ends_a_turn_and_has_no_more_than_its_tok
     assert (short.tokens, short.ended) == (2, False)
 
 
+class Enough(Exception):
+    """Plays a job that is stopped."""
+
+
+def test_a_stop_waits_for_no_more_than_a_token(model: Any, tokenizer: Any) -> None:
+    tokens = 0
+
+    def check() -> None:
+        nonlocal tokens
+        tokens += 1
+        if tokens == 3:
+            raise Enough
+
+    with pytest.raises(Enough):
+        answers(model, [ask("1+1?", tokenizer)], tokenizer, [END], 257, 50, check)
+    assert tokens == 3
+
+
 def test_questions_are_held_out_end_with_the_user_and_are_the_same_each_time(tmp_path: Path, tokenizer: Any) -> None:
     records = tiny.conversations(60)
     unasked = [{"text": "no question"}, {"messages": [{"role": "assistant", "content": "I begin"}]}]
@@ -103,3 +121,10 @@ def test_means_within_the_margin_are_a_tie() -> None:
     assert compared(-1, -1 - 0.9 * MARGIN_NATS).score == TIED
     assert compared(-1, -1 - 1.1 * MARGIN_NATS).score == WON
     assert compared(-math.inf, -1).score == LOST
+
+
+def test_a_question_that_the_judges_template_does_not_take_is_a_tie_that_is_counted(model: Any) -> None:
+    strict = tiny.tokenizer()
+    strict.chat_template = "{{ raise_exception('no') }}"
+    battle = Battle(ask("1+1?", tiny.tokenizer()), Answer("2", 1, True), Answer("3", 1, True))
+    assert LikelihoodJudge(model, strict).judge([battle]) == [Verdict(TIED, unreadable=True)]

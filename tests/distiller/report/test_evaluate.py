@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import weakref
 from typing import Any
 
 import pytest
 
-from ladr.v1.distiller_pb2 import DistillPhase
+from ladr.v1.distiller_pb2 import DistillPhase, DistillProgress
 from services.distiller.place import DONE, FAILED, STOPPED, Place
 from services.distiller.report import router as router_judge
+from services.distiller.report.notes import Notes
 from services.distiller.trainer import evaluate, measuring
 from services.distiller.trainer.__main__ import work
+from services.distiller.trainer.job import Job
+from services.distiller.trainer.meter import Meter
+from services.distiller.trainer.ranks import Ranks
 from services.distiller.trainer.stop import Stop
 from tests.client.fake_router import serving
 from tests.distiller import tiny
@@ -65,7 +68,7 @@ def test_an_evaluation_that_is_stopped_again_and_again_gives_the_same_report_and
     whole, stopped = (workshop.job(name, evaluation=EVALUATION, **QUICK) for name in ("whole", "stopped"))
     assert workshop.run(whole) == DONE
     seen: dict[str, int] = {}
-    for step in (1, 3, 6, 10, 12):
+    for step in (1, 5, 11):
         assert workshop.run(stopped, StopsAt(stopped, step)) == STOPPED
         now = {file.name: file.stat().st_mtime_ns for file in stopped.report.glob("agreement-*.json")}
         assert now == {**now, **seen}
@@ -116,6 +119,17 @@ def test_zero_battles_and_pairs_are_none(workshop: Workshop) -> None:
     assert not list(place.report.glob("answers-*"))
 
 
+def test_a_teacher_that_does_not_chat_is_asked_nothing(workshop: Workshop) -> None:
+    plain = tiny.tokenizer()
+    plain.chat_template = None
+    plain.save_pretrained(workshop.root / "models" / "tiny")
+    (workshop.root / "models" / "tiny" / "chat_template.jinja").unlink()
+    tiny.write(workshop.root / "data" / "c.jsonl", [{"text": f"one and {number}"} for number in range(40)])
+    place = workshop.job(evaluation=EVALUATION, **QUICK)
+    assert workshop.run(place) == DONE
+    assert (read(place)["arena"], read(place)["refusals"]) == (None, [])
+
+
 def test_there_are_never_more_than_two_models(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     most, now = 0, 0
     using = measuring.Measuring.using
@@ -135,19 +149,10 @@ def test_there_are_never_more_than_two_models(workshop: Workshop, monkeypatch: p
 
 
 def test_a_model_is_gone_when_its_part_is_done(workshop: Workshop) -> None:
-    place = workshop.job(**QUICK)
-    assert workshop.run(place) == DONE
-    spec = place.read_spec()
-
-    class Plain:
-        device = "cpu"
-        settings = workshop.settings
-
-    Plain.place, Plain.spec = place, spec  # type: ignore[attr-defined]  # all of a job that `using` looks at
-    measured = measuring.Measuring(Plain(), None)  # type: ignore[arg-type]
-    kept = measured.using("student", lambda model: weakref.ref(model))
-    gc.collect()
-    assert kept() is None
+    place = workshop.job()
+    job = Job(place, place.read_spec(), workshop.settings, Ranks(), "cpu", Stop(), Meter(None, lambda: 0))
+    m = measuring.Measuring(job, Notes(place.report))
+    assert m.using("teacher", weakref.ref)() is None
 
 
 async def test_a_judge_that_is_away_fails_the_job_and_a_resume_keeps_what_was_measured(
@@ -181,8 +186,14 @@ async def test_a_judge_that_is_away_fails_the_job_and_a_resume_keeps_what_was_me
     assert (report["arena"]["swayed"], report["figures"]["elo"]) == (18, 1000)
 
 
-def test_a_long_curve_is_thinned_and_keeps_its_last_point(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_curve_is_thinned_and_keeps_its_last_point_and_the_last_word_of_each(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(evaluate, "MOST_POINTS", 5)
-    place = workshop.job(data={"holdout": 0.3})
-    assert workshop.run(place) == DONE
-    assert [one["step"] for one in read(place)["curve"]] == [3, 6, 9, 12]
+    place = workshop.job()
+    for start, steps in ((1, range(1, 9)), (2, range(5, 13))):
+        for step in steps:
+            losses = {"total": float(start)}
+            place.add_progress(DistillProgress(phase=DistillPhase.DISTILL_PHASE_TRAIN, step=step, losses=losses))
+    found = evaluate.curve(place)
+    assert [(one["step"], one["losses"]["total"]) for one in found] == [(3, 1), (6, 2), (9, 2), (12, 2)]
