@@ -17,6 +17,7 @@ from services.distiller.students.cost import cost
 from services.distiller.trainer import models
 from services.distiller.trainer.batches import batch
 from services.distiller.trainer.job import Job
+from services.distiller.trainer.quantize import with_int8
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def evaluate(job: Job) -> None:
     gc.collect()
     job.meter.begin(DistillPhase.DISTILL_PHASE_EVALUATE, 2)
     if job.ranks.first and not file.exists():
-        write_whole(file, json.dumps(_report(job), indent=1).encode())
+        write_whole(file, json.dumps(with_int8(_report(job), job.place), indent=1).encode())
     job.ranks.wait()
     job.meter.step(2, 0, {}, {})
 

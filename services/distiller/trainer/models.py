@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ladr.config_distiller import DistillerSettings
+from services.common.int8.notes import is_there
 from services.common.sources import locate
 from services.distiller.refused import Refused
 from services.distiller.trainer.directory import new_directory
@@ -40,8 +41,10 @@ def tokenizer(where: str) -> Any:
 def weights(where: str, dtype: torch.dtype | str = "auto") -> Any:
     """The model, on the processor. `dtype` "auto": as it was saved.
 
-    Raises: Refused: it cannot be read.
+    Raises: Refused: it cannot be read, or is in 8 bits.
     """
+    if is_there(Path(where)):
+        raise Refused("MODEL_UNREADABLE", "the model is in 8 bits: give the one that it was made of")
     return _read(AutoModelForCausalLM, where, dtype=dtype, use_safetensors=True)
 
 

@@ -32,11 +32,13 @@ log = logging.getLogger(__name__)
 
 
 def train(job: Job) -> None:
-    """Take the steps that are left.
+    """Take the steps that are left, if there are any.
 
     Raises: Refused: NOT_FINITE, DATA_CHANGED. Stopped: after a checkpoint.
     """
     training = job.spec.training
+    if not training.steps:
+        return
     run = _Run(job)
     job.meter.begin(DistillPhase.DISTILL_PHASE_TRAIN, training.steps, run.step, run.tokens)
     while run.step < training.steps:
