@@ -54,7 +54,9 @@ def read(directory: Path, dtype: torch.dtype | None = None, device: str = "cpu")
         _fill(model, directory, dtype, device)
         if (directory / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(directory)
-    except (OSError, SafetensorError, RuntimeError, KeyError) as error:
+    except Damaged:
+        raise
+    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
         raise Damaged(f"the model in 8 bits cannot be read: {' '.join(str(error).split())[:300]}") from error
     return model.eval().requires_grad_(False)
 

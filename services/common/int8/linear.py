@@ -113,8 +113,8 @@ class _WeightOnly(torch.autograd.Function):  # type: ignore[misc]  # torch has n
 
 
 def _back(gradient: Any, weight: Any, scales: Any) -> Any:
-    """The gradient [tokens, in] of the input. It is not needed in float32 by autograd: that casts it."""
-    return (gradient * scales[:, 0]) @ weight.to(gradient.dtype)
+    """The gradient [tokens, in] of the input in float32; autograd makes of it what the input is."""
+    return (gradient * scales[:, 0]) @ weight.float()
 
 
 def _multiplied(x: Any, weight: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+
 from services.distiller.int8.known import Known, states
 from services.distiller.int8.quantised import Quantised
 from services.distiller.objective.batch import IGNORE, Batch

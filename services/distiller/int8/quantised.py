@@ -53,7 +53,7 @@ class Quantised:
 
 
 def _fits(module: Any) -> bool:
-    """Plain linear layers, of sizes that the multiplication of integers takes on every device."""
+    """Plain linear layers, of sizes that every device multiplies integers of."""
     return (
         type(module) is nn.Linear
         and module.in_features <= MOST_INPUTS
