@@ -17,7 +17,7 @@ from services.distiller.int8.smooth import smoothed
 from services.distiller.objective.batch import Batch
 from services.distiller.spec import Int8
 
-SMOOTH_TOKENS = 16_384
+SMOOTH_TOKENS = 8192
 """Tokens that activations are looked at on."""
 
 

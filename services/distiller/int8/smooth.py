@@ -111,7 +111,7 @@ def _move(reading: Reading, peaks: Mapping[int, Any], alpha: float) -> None:
     scale = torch.where((activations > 0) & (weights > 0), scale, torch.ones_like(scale))
     own = scale.reshape(-1)
     writer = reading.writer
-    writer.weight.data = (writer.weight.T / own).T
+    writer.weight.data = writer.weight / (own if writer.weight.ndim == 1 else own[:, None])
     if getattr(writer, "bias", None) is not None:
         writer.bias.data = writer.bias / own
     each = scale.expand(-1, reading.repeats, -1).reshape(-1)
