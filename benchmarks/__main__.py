@@ -26,6 +26,7 @@ NAMES = (
     "transformers_batching",
     "speculative",
     "distill_loss",
+    "int8_repair",
     "jobs_latency",
     "jobs_import",
 )
