@@ -74,11 +74,11 @@ def _write(job: Job) -> None:
         steps.append(one)
         log.info("int8, %s: KL %.4f; %s", one.step, one.kl, one.said)
         job.stop.check()
-        job.meter.step(len(steps), 0, {}, _figures(len(steps), one.kl))
+        job.meter.step(len(steps), 0, {"kl": one.kl}, _figures(len(steps), one.kl))
 
     def train(kl: float, tokens: int) -> None:
         job.stop.check()
-        job.meter.step(len(steps), tokens, {"int8": kl}, _figures(len(steps), steps[-1].kl))
+        job.meter.step(len(steps), tokens, {"kl": kl}, _figures(len(steps), steps[-1].kl))
 
     told = Told(job.stop.check, step, train)
     kind: Kind = "weight_only" if spec.kind == "weight_only" else "w8a8"
