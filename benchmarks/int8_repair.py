@@ -24,6 +24,7 @@ from benchmarks.report import Report, Spread, Table
 from ladr.config_distiller import DistillerSettings
 from services.common.int8.form import read, size, write
 from services.common.int8.notes import Notes, Step
+from services.common.telemetry import quieten
 from services.distiller.data.corpus import find, scan
 from services.distiller.data.encode import Encoder
 from services.distiller.data.packing import Packed
@@ -61,6 +62,7 @@ class Source:
 
 def run(quick: bool) -> Report:
     """Measure, in some minutes. Quick: a tiny model of random weights, one round."""
+    quieten()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
@@ -174,8 +176,6 @@ def _answering(model: Any, ids: list[int], at_once: int) -> float:
     for number in range(at_once):
         prompt = ids[PROMPT * number : PROMPT * (number + 1)]
         made.add(Answer(list(prompt), len(prompt), Sampling(temperature=0.0), len(prompt) + NEW))
-    while any(done < PROMPT - 1 for done in made._reader.done):
-        made.step()
     tokens, began_s = 0, time.process_time()
     while len(made):
         for step in made.step():
