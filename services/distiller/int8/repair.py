@@ -19,6 +19,8 @@ from services.distiller.spec import Int8
 
 SMOOTH_TOKENS = 8192
 """Tokens that activations are looked at on."""
+RANKED_TOKENS = 512
+"""Scored tokens of the probe that layers are compared on."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def quantise(
     began_s = time.monotonic()
     measured = Known(reference, material.measured, vocabulary, most_tokens)
     probe = Known(reference, material.probe, vocabulary)
+    few = Known(reference, material.probe, vocabulary, RANKED_TOKENS)
     result = Result(Quantised(copy.deepcopy(reference), kind), measured)
 
     def note(name: str, said: str, began_s: float) -> None:
@@ -83,7 +86,7 @@ def quantise(
         return result
     repairs: dict[str, Callable[[], str]] = {
         "smooth": lambda: _smooth(result, kind, reference, material, probe),
-        "keep_sensitive": lambda: _keep(result, probe, spec.goal, told),
+        "keep_sensitive": lambda: _keep(result, few, probe, spec.goal, told),
         "lora": lambda: _lora(result, reference, material, probe, spec.goal, vocabulary, told),
     }
     for name, repair in repairs.items():
@@ -105,10 +108,10 @@ def _smooth(result: Result, kind: Kind, reference: Any, material: Material, prob
     return "large channels of activations were moved into weights"
 
 
-def _keep(result: Result, probe: Known, goal: float, told: Told) -> str:
+def _keep(result: Result, few: Known, probe: Known, goal: float, told: Told) -> str:
     quantised = result.quantised
     before = probe.kl(quantised.model)
-    keep_sensitive(quantised, probe, goal, told.check)
+    keep_sensitive(quantised, few, probe, goal, told.check)
     if probe.kl(quantised.model) >= before:
         quantised.keep(())
         return "taken back: no layer stands out"

@@ -16,20 +16,21 @@ _MARGIN = 0.95
 """What is chosen on the probe aims a little below the goal, for it is measured elsewhere."""
 
 
-def keep_sensitive(quantised: Quantised, probe: Known, goal: float, check: Callable[[], None]) -> None:
+def keep_sensitive(quantised: Quantised, few: Known, probe: Known, goal: float, check: Callable[[], None]) -> None:
     """Keep the fewest layers with which the KL on the probe is at the goal; all that may be kept, if that is not reached.
 
-    Args: check: called between two measurements; whatever it raises goes on.
+    Args:
+        few: some of the probe: enough to tell which layer is worse than which, by many measurements.
+        check: called between two measurements; whatever it raises goes on.
     """
 
-    def kl(kept: Sequence[str]) -> float:
+    def kl(kept: Sequence[str], known: Known = few) -> float:
         check()
         quantised.keep(kept)
-        return probe.kl(quantised.model)
+        return known.kl(quantised.model)
 
-    before = kl(())
-    ranked = by_gain(quantised, before, kl)
-    quantised.keep(ranked[: fewest(len(ranked), lambda count: kl(ranked[:count]) <= _MARGIN * goal)])
+    ranked = by_gain(quantised, kl(()), kl)
+    quantised.keep(ranked[: fewest(len(ranked), lambda count: kl(ranked[:count], probe) <= _MARGIN * goal)])
 
 
 def by_gain(quantised: Quantised, before: float, kl: Callable[[Sequence[str]], float]) -> list[str]:

@@ -161,10 +161,10 @@ def test_the_layer_that_loses_most_is_kept_and_no_more_than_are_needed() -> None
     alone = probe.kl(quantised.model)
     assert alone < 0.3 * worst
     looked: list[int] = []
-    keep_sensitive(quantised, probe, alone * 1.2, lambda: looked.append(1))
+    keep_sensitive(quantised, probe, probe, alone * 1.2, lambda: looked.append(1))
     assert quantised.kept == {WORSE}
     assert looked
-    keep_sensitive(quantised, probe, 1e-9, lambda: None)  # cannot be reached
+    keep_sensitive(quantised, probe, probe, 1e-9, lambda: None)  # cannot be reached
     assert 1 < len(quantised.kept) <= SHARE * len(quantised.names)
     assert probe.kl(quantised.model) < alone
 
