@@ -29,6 +29,7 @@ NAMES = (
     "distill_gkd",
     "distill_ablation",
     "distill_vision",
+    "int8_repair",
     "jobs_latency",
     "jobs_import",
 )

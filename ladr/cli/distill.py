@@ -55,7 +55,7 @@ def distill() -> None:
 @click.option("--teacher", help="Path under the service's model root, or a hub name. Default: the 135M chat model.")
 @click.option("--layers", type=click.IntRange(min=1), help="Layers of the teacher that the student keeps.")
 @click.option("--data", help="JSON Lines under the service's data root. Default: a small set that comes with it.")
-@click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps.")
+@click.option("--steps", type=click.IntRange(min=0), help="Optimiser steps; 0: only measure, and quantise.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of data order, sampling and new weights.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Any other value: training.learning_rate=1e-4.")
 @click.option("--request-id", default="", help="The same name with the same spec is the same job.")
@@ -250,6 +250,8 @@ def _say_end(job: pb.DistillJob) -> None:
     elif job.state == pb.DISTILL_STATE_SUCCEEDED:
         figures = ", ".join(f"{name} {_number(value)}" for name, value in sorted(job.figures.items()))
         line(f"student: {job.student_source}" + (f"; {figures}" if figures else ""))
+        if job.int8_source:
+            line(f"int8: {job.int8_source}")
 
 
 def _show(found: Iterable[pb.DistillJob], output: str) -> None:

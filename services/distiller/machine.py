@@ -49,7 +49,7 @@ class Job:
         device, processes: what it asks for; see `devices`.
         queued_ms: its place in the queue. A job that goes on after a death or a restart keeps it.
         starts: of its trainer, so far. deaths: of trainers in a row that got no further than `mark`.
-        student: its place under the model root, or "".
+        student, int8: places under the model root of the student and of its INT8 form, or "".
     """
 
     id: str
@@ -69,6 +69,7 @@ class Job:
     failure: Failure | None = None
     student: str = ""
     figures: tuple[tuple[str, float], ...] = ()
+    int8: str = ""
 
     @property
     def live(self) -> bool:
@@ -82,11 +83,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Succeed:
-    """The trainer is done; the student is where workers find it."""
+    """The trainer is done; the student is where workers find it, and its INT8 form if it is good enough."""
 
     start: int
     student: str
     figures: tuple[tuple[str, float], ...]
+    int8: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +152,8 @@ def step(job: Job, event: Event, now_ms: int) -> Job:
         return job
     match event:
         case Succeed():
-            return replace(
-                job, state="succeeded", finished_ms=now_ms, student=event.student, figures=event.figures, failure=None
-            )
+            job = replace(job, student=event.student, int8=event.int8, figures=event.figures)
+            return replace(job, state="succeeded", finished_ms=now_ms, failure=None)
         case Die():
             return _died(job, event, now_ms)
         case Yield():

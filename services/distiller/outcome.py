@@ -10,12 +10,14 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from services.common.int8.notes import Damaged, read_notes
 from services.distiller.log import last_lines
 from services.distiller.machine import Die, Event, Fail, Failure, Mark, Succeed, Yield
 from services.distiller.place import DONE, STOPPED, Place
 from services.distiller.progress import newest
 
 STUDENTS = "students"  # under the model root
+INT8 = "-int8"  # behind the job's id: the student's INT8 form
 _MOST_FIGURES = 100
 
 
@@ -79,14 +81,25 @@ def publish(student: Path, target: Path) -> None:
 
 def _succeeded(place: Place, start: int, models: Path) -> Event:
     name = f"{STUDENTS}/{place.root.name}"
+    int8 = f"{name}{INT8}" if _good_enough(place.student_int8) else ""
     try:
         publish(place.student, models / name)
+        if int8:
+            publish(place.student_int8, models / int8)
     except OSError as error:
         message = (
             f"the student is done, but cannot be put under the model root ({error.strerror}); mend that and resume"
         )
         return Fail(start, Failure("STUDENT_NOT_PUBLISHED", message, last_lines(place.log)))
-    return Succeed(start, name, figures(place))
+    return Succeed(start, name, figures(place), int8)
+
+
+def _good_enough(student_int8: Path) -> bool:
+    """Whether there is an INT8 form that may serve, as its int8.json has it."""
+    try:
+        return read_notes(student_int8).publish
+    except Damaged:
+        return False
 
 
 def _link(source: str, target: str) -> None:

@@ -25,7 +25,7 @@ from services.distiller import progress
 from services.distiller.checks import check
 from services.distiller.dispatcher import Dispatcher
 from services.distiller.machine import Cancel, Job, Refused, Resume, State
-from services.distiller.outcome import STUDENTS
+from services.distiller.outcome import INT8, STUDENTS
 from services.distiller.place import Place
 from services.distiller.spec import from_message
 from services.distiller.store import Page, Store
@@ -185,7 +185,8 @@ class Jobs:
 
     async def _remove(self, job_id: str) -> None:
         await self._dispatcher.gone(job_id)
-        for directory in (self._dispatcher.place(job_id).root, self._settings.model_root / STUDENTS / job_id):
+        students = self._settings.model_root / STUDENTS
+        for directory in (self._dispatcher.place(job_id).root, students / job_id, students / f"{job_id}{INT8}"):
             try:
                 await asyncio.to_thread(_remove_tree, directory)
             except OSError as error:  # the next start of the service tries again
@@ -239,6 +240,7 @@ def told(job: Job, place: Place) -> pb.DistillJob:
         progress=progress.newest(place),
         starts=job.starts,
         student_source=job.student,
+        int8_source=job.int8,
         figures=dict(job.figures),
     )
     if job.failure:

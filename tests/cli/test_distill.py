@@ -56,6 +56,18 @@ async def run(client: Client, *arguments: str) -> tuple[int | None, str, str]:
     return made.returncode, out.decode(), err.decode()
 
 
+async def test_a_job_without_a_step_is_started_and_watched(there: Client, tmp_path: Path) -> None:
+    file = tmp_path / "job.yml"
+    file.write_text(yaml.safe_dump(spec(steps=5)))
+    int8 = ("--set", "int8.kind=w8a8", "--set", "int8.publish_above=true")
+    code, out, _ = await run(there, "start", str(file), "--steps", "0", *int8, "--watch")
+    assert code == 0
+    first, *_, student, quantised = out.splitlines()
+    assert "train" not in out
+    assert student.startswith("student: ")
+    assert quantised == f"int8: students/{first.split()[0]}-int8"
+
+
 async def test_a_job_is_started_from_a_file_and_flags_watched_shown_and_reported(there: Client, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(spec(steps=5)))

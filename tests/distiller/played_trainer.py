@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ladr.v1.distiller_pb2 import DISTILL_PHASE_TRAIN, DistillProgress
+from services.common.int8.notes import Notes
 from services.distiller.place import STOPPED, Place, write_whole
 
 STEP_S = 0.02
@@ -51,6 +52,10 @@ def main(root: Path) -> int:
             _end(play, place, start)
     write_whole(place.student / "model.safetensors", f"trained for {done} steps".encode())
     write_whole(place.report / "report.html", b"<h1>a report</h1>")
+    int8 = spec.int8
+    if int8.kind != "none":
+        notes = Notes(kind=int8.kind, layers=(), kl=0.05, publish=int8.threshold >= 0.05 or int8.publish_above)
+        write_whole(place.student_int8 / "int8.json", notes.model_dump_json().encode())
     figures = {"kl": 0.5, "top1": 0.75, "broken": float("nan"), "text": "x"}
     write_whole(place.report / "report.json", json.dumps({"figures": figures, "steps": done}).encode())
     return 0

@@ -56,6 +56,29 @@ async def test_a_job_is_done_and_its_student_is_where_workers_find_it(tmp_path: 
             await client.get_distill_job(job.id)
 
 
+@pytest.mark.parametrize(
+    ("int8", "there"),
+    [
+        ({}, False),
+        ({"kind": "w8a8"}, False),
+        ({"kind": "w8a8", "threshold": 0.1}, True),
+        ({"kind": "weight_only", "publish_above": True}, True),
+    ],
+)
+async def test_an_int8_form_is_published_only_if_it_is_good_enough_or_was_wanted_so(
+    int8: dict[str, Any], there: bool, tmp_path: Path
+) -> None:
+    async with distiller(tmp_path) as (_, client):
+        job = await client.create_distill_job({**spec(steps=1), "int8": int8})
+        last = await ended(client, job.id)
+        assert last.student_source == f"students/{job.id}"
+        assert last.int8_source == (f"students/{job.id}-int8" if there else "")
+        found = tmp_path / "models" / "students" / f"{job.id}-int8"
+        assert found.exists() is there
+        await client.delete_distill_job(job.id)
+        assert not found.exists()
+
+
 async def test_a_name_belongs_to_one_spec(tmp_path: Path) -> None:
     async with distiller(tmp_path) as (_, client):
         first = await client.create_distill_job(spec(), request_id="a")

@@ -5,7 +5,8 @@
 3. `teach` stores the teacher's most likely tokens, if the objective asks for that
 4. `train` takes its steps; what it knows is written down now and then (`checkpoint`)
 5. `save` writes the student
-6. `evaluate` measures it and writes the report, part by part: `agreeing`, `answering`, `arena`, `refusing`, `racing`
+6. `quantize` makes it int8 and repairs that, if the job asks for it
+7. `evaluate` measures it and writes the report, part by part: `agreeing`, `answering`, `arena`, `refusing`, `racing`
 
 A phase is a function of the `Job`; it finds out by itself what an earlier start has done already. `meter` says how far the job
 is, and `failures` what went wrong.

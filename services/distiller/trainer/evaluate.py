@@ -21,6 +21,7 @@ from services.distiller.trainer.evaluate_images import STEPS as IMAGE_STEPS
 from services.distiller.trainer.evaluate_images import image_report
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.measuring import Measuring, let_go
+from services.distiller.trainer.quantize import with_int8
 from services.distiller.trainer.racing import STEPS, speeds
 from services.distiller.trainer.refusing import rates, refusals
 
@@ -49,7 +50,7 @@ def evaluate(job: Job) -> None:
     questions = asked(m)
     steps = len(COMPARED) + questions.steps + len(cut(questions.battles)) + STEPS + 1
     job.meter.begin(DistillPhase.DISTILL_PHASE_EVALUATE, steps)
-    _write(job, _report(m, questions))
+    _write(job, with_int8(_report(m, questions), job.place))
     job.meter.step(steps, 0, {}, {})
 
 
@@ -78,7 +79,6 @@ def _report(m: Measuring, questions: Asked) -> dict[str, Any]:
         "speed": raced,
         "arena": fought or None,
         "refusals": refused,
-        "int8": _int8(job),
         **_common(job),
     }
 
@@ -105,13 +105,6 @@ def _write(job: Job, report: dict[str, Any]) -> None:
     write_whole(job.place.report / "report.html", page(whole, drawn).encode())
     complete(job.place.student, job, whole["figures"])
     write_whole(job.place.report / "report.json", text)
-
-
-def _int8(job: Job) -> dict[str, Any] | None:
-    """What the quantisation says of its student, if there is one."""
-    file = job.place.student_int8 / "int8.json"
-    found: dict[str, Any] | None = json.loads(file.read_bytes()) if file.exists() else None
-    return found
 
 
 def curve(place: Place) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from ladr.config_distiller import DistillerSettings
+from services.common.int8.notes import is_there
 from services.common.sources import locate
 from services.distiller.refused import Refused
 from services.distiller.trainer.directory import new_directory
@@ -63,8 +64,10 @@ def classifies(config: Any) -> bool:
 def weights(where: str, dtype: torch.dtype | str = "auto") -> Any:
     """The model, on the processor. `dtype` "auto": as it was saved.
 
-    Raises: Refused: it cannot be read.
+    Raises: Refused: it cannot be read, or is in 8 bits.
     """
+    if is_there(Path(where)):
+        raise Refused("MODEL_UNREADABLE", "the model is in 8 bits: give the one that it was made of")
     kind: Any = AutoModelForCausalLM
     if of_images(found := config(where)):
         kind = AutoModelForImageClassification if classifies(found) else AutoModel

@@ -8,11 +8,12 @@ from services.distiller.trainer.answer import answer
 from services.distiller.trainer.evaluate import evaluate
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.prepare import prepare
+from services.distiller.trainer.quantize import quantize
 from services.distiller.trainer.save import save
 from services.distiller.trainer.teach import teach
 from services.distiller.trainer.train import train
 
-PHASES: tuple[Callable[[Job], None], ...] = (answer, prepare, teach, train, save, evaluate)
+PHASES: tuple[Callable[[Job], None], ...] = (answer, prepare, teach, train, save, quantize, evaluate)
 
 
 def run(job: Job) -> None:

@@ -16,9 +16,9 @@ from services.distiller.trainer.shelf import Shelf
 
 
 def teach(job: Job) -> None:
-    """Store the top k for the documents of all steps, if the objective asks for it; then let go of a teacher that is not
-    needed any more."""
-    if not job.spec.objective.teacher_top_k:
+    """Store the top k for the documents of all steps, if there are any and the objective asks for it; then let go of a teacher
+    that is not needed any more."""
+    if not (job.spec.objective.teacher_top_k and job.spec.training.steps):
         return
     if not Shelf.complete(job.place.taught):
         _store(job)

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def train(job: Job) -> None:
-    """Take the steps that are left.
+    """Take the steps that are left, if there are any.
 
     Raises: Refused: NOT_FINITE, DATA_CHANGED. Stopped: after a checkpoint.
     """

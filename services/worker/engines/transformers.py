@@ -1,7 +1,7 @@
 """The `transformers` engine: safetensors models (students, drafts) and dequantised GGUF, on CPU or GPU.
 
 Each model has a thread that owns its batch: the event loop hands it requests and takes its tokens, and waits for nothing.
-Weights come from safetensors or GGUF alone, and no code that lies beside a model is run.
+Weights come from safetensors (a student's INT8 form, too) or GGUF alone, and no code that lies beside a model is run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -21,6 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import EngineFailed, InvalidRequest, LadrError
+from services.common.int8 import form as int8
+from services.common.int8.notes import Damaged, is_there
 from services.common.sources import locate
 from services.worker.engine import End, EngineRequest, Gauges, Piece, TokenLogprob
 from services.worker.engines.batching import Batch, Draft, Sequence, Step
@@ -143,9 +146,13 @@ class TransformersEngine:
             config = AutoConfig.from_pretrained(where, **options)
             tokenizer = AutoTokenizer.from_pretrained(where, **options)
             _refuse_other_caches(config)
+            if not gguf and is_there(Path(where)):
+                return int8.read(Path(where), self._dtype(config), self._device), tokenizer
             weights = AutoModelForCausalLM.from_pretrained(
                 where, dtype=self._dtype(config), **options, **({} if gguf else {"use_safetensors": True})
             )
+        except Damaged as error:
+            raise InvalidRequest(f"the {field} is damaged: {error}", field=field) from error
         except (OSError, ValueError) as error:
             log.warning("model_unreadable", model=name, reason=str(error)[:500])
             raise InvalidRequest(

@@ -1,0 +1,116 @@
+"""A low-rank adapter beside each int8 layer learns what quantising took away: the KL to the unquantised model, nothing else.
+
+PEFT makes and holds the adapters while they are trained; then each is part of its layer (`Int8Linear.adapt`). They cannot be
+added to int8 weights, so they stay beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from services.distiller.int8.known import Known, states
+from services.distiller.int8.quantised import Quantised
+from services.distiller.objective.batch import IGNORE, Batch
+from services.distiller.report.agreement import CHUNK
+
+RANK = 16
+RATE = 2e-4
+"""Of AdamW. What there is to learn is small: at 1e-3 the first steps lose more than the others win."""
+MOST_STEPS = 500
+CHECK_STEPS = 8
+"""Steps between two looks at the probe."""
+_MARGIN = 0.95
+_Adapters = dict[str, tuple[Any, Any]]
+
+
+def lora(
+    quantised: Quantised,
+    reference: Any,
+    steps: Sequence[Sequence[Batch]],
+    probe: Known,
+    goal: float,
+    vocabulary: int,
+    tell: Callable[[float, int], None],
+) -> None:
+    """Train for one epoch, or until the KL on the probe is at the goal; what did best on the probe is kept, or nothing.
+
+    Args:
+        steps: the batches of each optimiser step.
+        tell: called after each step with its mean KL and its tokens; whatever it raises goes on.
+    """
+    model = quantised.model
+    names = [name for name in quantised.layers if name != quantised.head]
+    if not names:
+        return
+    from peft import LoraConfig, inject_adapter_in_model  # it takes seconds, and few jobs come this far
+
+    best, found = probe.kl(model), None
+    inject_adapter_in_model(
+        LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=names, lora_dropout=0.0, bias="none"), model
+    )
+    adapted = {name: model.get_submodule(name) for name in names}
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.0)
+    some = steps[:MOST_STEPS]
+    try:
+        for number, batches in enumerate(some, start=1):
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * min(1.0, number / 4) * (1 - 0.9 * (number - 1) / len(some))
+            loss, tokens = _step(model, reference, batches, vocabulary)
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            tell(loss, tokens)
+            if number % CHECK_STEPS == 0 or number == len(some):
+                kl = probe.kl(model)
+                if kl < best:
+                    best, found = kl, _adapters(adapted)
+                if kl <= _MARGIN * goal:
+                    break
+    finally:
+        for name, layer in adapted.items():
+            model.set_submodule(name, layer.get_base_layer())
+    for name, (down, up) in (found or {}).items():
+        quantised.layers[name].adapt(down, up)
+
+
+def _step(model: Any, reference: Any, batches: Sequence[Batch], vocabulary: int) -> tuple[float, int]:
+    """The gradient of the mean KL over all scored tokens; that KL, and how many tokens."""
+    total = sum(batch.scored() for batch in batches)
+    summed = 0.0
+    for batch in batches:
+        places = (batch.targets() != IGNORE).nonzero()
+        if not len(places):
+            continue
+        with torch.no_grad():
+            known = states(reference, batch, places)
+        own = states(model, batch, places)
+        leaf = own.detach().requires_grad_()
+        for part in _chunks(len(places)):
+            with torch.no_grad():
+                wanted = reference.get_output_embeddings()(known[part])[:, :vocabulary].float().log_softmax(-1)
+            logits = model.get_output_embeddings()(leaf[part])[:, :vocabulary].float().log_softmax(-1)
+            loss = (wanted.exp() * (wanted - logits)).sum() / total
+            loss.backward()  # of the chunk, as far as the states
+            summed += float(loss.detach())
+        own.backward(leaf.grad)
+    return summed, total
+
+
+def _chunks(count: int) -> Iterator[slice]:
+    for start in range(0, count, CHUNK):
+        yield slice(start, start + CHUNK)
+
+
+def _adapters(adapted: dict[str, Any]) -> _Adapters:
+    """Down and up of each layer, with PEFT's scaling in the latter."""
+    return {
+        name: (
+            layer.lora_A["default"].weight.detach().clone(),
+            layer.lora_B["default"].weight.detach() * layer.scaling["default"],
+        )
+        for name, layer in adapted.items()
+    }
