@@ -28,6 +28,8 @@ def train(job: Job) -> None:
     Raises: Refused: NOT_FINITE, DATA_CHANGED. Stopped: after a checkpoint.
     """
     training = job.spec.training
+    if not training.steps:
+        return
     run = _Run(job, ImageLesson(job) if job.of_images else TextLesson(job))
     job.meter.begin(DistillPhase.DISTILL_PHASE_TRAIN, training.steps, run.step, run.tokens)
     while run.step < training.steps:
