@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from services.distiller.data.corpus import scan
+from services.distiller.data.record import read
 from services.distiller.report.answers import Answer, answers
 from services.distiller.report.judge import LOST, TIED, WON, Battle, Verdict
 from services.distiller.report.likelihood import MARGIN_NATS, LikelihoodJudge, compared
@@ -83,7 +84,7 @@ def test_questions_are_held_out_end_with_the_user_and_are_the_same_each_time(tmp
     corpus = scan(tiny.write(tmp_path / "c.jsonl", [*records, *unasked]), 0.5, 3)
     found = held_out(corpus, tokenizer, 8, 3, 1000)
     assert found == held_out(corpus, tokenizer, 8, 3, 1000) != held_out(corpus, tokenizer, 8, 4, 1000)
-    held = [corpus.read(int(offset)) for offset in corpus.held_out]
+    held = [read(corpus.line(int(offset))) for offset in corpus.held_out]
     for question in found:
         assert question.messages[-1]["role"] == "user"
         assert any(record.messages[: len(question.messages)] == question.messages for record in held)
