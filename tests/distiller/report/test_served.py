@@ -8,6 +8,9 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
+from ladr.errors import InvalidRequest
 from ladr.sync_client import SyncClient
 from services.distiller.place import Place
 from tests.distiller.distillers import distiller, ended, spec
@@ -56,3 +59,11 @@ async def test_the_page_comes_when_it_is_asked_for_and_is_written_to_a_file(tmp_
         assert (await client.get_distill_report(job.id, html=True)).html == ""
         code, _, err = await run(client.address, job.id, "--html", str(file))
         assert (code, err) == (1, "ladr: the report of this job has no page\n")
+
+
+async def test_a_judges_model_that_is_not_there_is_refused_before_the_job_begins(tmp_path: Path) -> None:
+    async with distiller(tmp_path) as (_, client):
+        with pytest.raises(InvalidRequest) as refused:
+            await client.create_distill_job({**spec(), "evaluation": {"judge_model": "nothing"}})
+        assert refused.value.field == "spec.evaluation.judge_model"
+        assert (await client.create_distill_job({**spec(), "evaluation": {"judge_model": "teacher"}})).id
