@@ -174,7 +174,7 @@ def environment(settings: DistillerSettings, devices: Sequence[str]) -> dict[str
     values: dict[str, Any] = {**plain(settings), "devices": ",".join(devices)}
     for key in ("state", "model_root", "data_root"):
         values[key] = os.path.abspath(values[key])  # noqa: PTH100  # links stay as they are
-    return {env_name("distiller", key): str(value) for key, value in values.items()}
+    return {env_name("distiller", key): str(value) for key, value in values.items() if value is not None}
 
 
 def _prepare(place: Place, job: Job) -> None:
