@@ -113,7 +113,7 @@ WRONG = [
     ({"data": {"path": "empty.jsonl"}}, "spec.data.path"),
     ({"objective": {"temperature": "NaN"}}, "spec.objective.temperature"),
     ({"objective": {"task_weight": 0, "kl_weight": 0, "attention_weight": 0}}, "spec.objective"),
-    ({"training": {"steps": 0}}, "spec.training.steps"),
+    ({"training": {"steps": 10_000_001}}, "spec.training.steps"),
     ({"training": {"batch_sequences": 3}}, "spec.training"),
     ({"training": {"device": "cuda"}}, "spec.training.device"),
     ({"training": {"device": "tpu"}}, "spec.training.device"),
