@@ -94,15 +94,15 @@ def _common(job: Job) -> dict[str, Any]:
 
 def _write(job: Job, report: dict[str, Any]) -> None:
     """Pictures, page and the figures on the card first: once report.json is there, all is."""
-    from services.distiller.report.page import page
-    from services.distiller.report.plots import pictures  # matplotlib takes a second, and only here it is needed
+    from services.distiller.report import image_page, image_plots, page, plots  # matplotlib takes a second
 
     text = dumped(report)
     whole = json.loads(text)
-    drawn = pictures(whole)
+    pages, drawings = (image_page, image_plots) if job.of_images else (page, plots)
+    drawn = drawings.pictures(whole)
     for name, picture in drawn.items():
         write_whole(job.place.report / f"{name}.png", picture)
-    write_whole(job.place.report / "report.html", page(whole, drawn).encode())
+    write_whole(job.place.report / "report.html", pages.page(whole, drawn).encode())
     complete(job.place.student, job, whole["figures"])
     write_whole(job.place.report / "report.json", text)
 

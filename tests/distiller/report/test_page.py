@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.distiller.report.page import MOST_TEXT, page
+from services.distiller.report.html import MOST_TEXT
+from services.distiller.report.page import page
 from services.distiller.report.plots import pictures
 from services.distiller.spec import Spec
 

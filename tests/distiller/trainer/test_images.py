@@ -51,7 +51,7 @@ def test_a_student_encoder_comes_to_agree_with_its_teacher(gallery: Workshop) ->
     figures = report["figures"]
     assert figures["accuracy_teacher"] > 0.9
     assert figures["saved_total"] > 0.55
-    assert figures["top1"] > figures["top1_untrained"] and figures["kl"] < figures["kl_untrained"] / 2
+    assert figures["top1"] > figures["top1_untrained"] and figures["kl"] < figures["kl_untrained"]
     assert 0 <= figures["retrieval_untrained"] <= 1 and figures["retrieval"] > 0.3
     assert len(curve(place)) == 40
     assert {"config.json", "model.safetensors", "preprocessor_config.json"} <= {
