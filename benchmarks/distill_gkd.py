@@ -5,7 +5,7 @@ scored, float32, AdamW, gradients clipped. TRL has a divergence alone (JSD, β =
 then its whole objective (cross-entropy, KL, attention of the last layer), which is more work. Each form is a process of its
 own, in turns; the first step of each is not counted. Memory is the most resident of the process.
 
-TRL is no dependency of LADR: put it and what it imports into a directory (docs/benchmarks.md says how), and name that in LADR_TRL.
+TRL is no dependency of LADR: put it with what it imports into a directory (see docs/benchmarks.md), named in LADR_TRL.
 Without it its row is missing.
 """
 
