@@ -1,6 +1,7 @@
 # make run    a whole mesh on this machine, with a small real model; ARGS=--once answers one question and ends
 # make test   all tests;  make check  format, lint, types, stubs, protos, layers;  make bench  the benchmarks of docs/benchmarks.md
 # make chaos  jobs while everything is killed: JOBS=10000 KILLS=200 SEED=1
+# make distill-demo   a student from its teacher into service, in 15 minutes;  ARGS=--help
 # make protos stubs from protos/;  make lock  new locked versions;  make clean  takes the environment away
 SHELL := /bin/bash
 PYTHON ?= python3.11
@@ -12,7 +13,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 LOCKED := $(PIP) install --require-hashes --no-deps -r
 
-.PHONY: setup setup-dev setup-torch run test check format protos bench chaos lock clean
+.PHONY: setup setup-dev setup-torch run test check format protos bench distill-demo chaos lock clean
 
 setup: .venv/.run
 setup-dev: .venv/.dev
@@ -45,7 +46,7 @@ run: .venv/.run
 
 test: .venv/.torch
 	@scripts/need-redis
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 check: .venv/.torch
 	@scripts/check
@@ -59,6 +60,9 @@ protos:
 bench: .venv/.torch
 	@scripts/need-redis
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+distill-demo: .venv/.torch
+	@$(BIN)/python scripts/distill-demo $(ARGS)
 
 chaos: .venv/.dev
 	@scripts/need-redis

@@ -159,6 +159,12 @@ class Spec(Part):
     evaluation: Evaluation = Evaluation()
     int8: Int8 = Int8()
 
+    @model_validator(mode="after")
+    def _whole(self) -> Spec:
+        if self.objective.on_policy and self.training.processes > 1:
+            raise ValueError("on_policy samples in one process only: set training.processes to 1")
+        return self
+
 
 def from_message(message: DistillSpec) -> Spec:
     """The job that a client asks for, defaults filled in.

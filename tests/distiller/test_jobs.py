@@ -119,6 +119,7 @@ WRONG = [
     ({"int8": {"kind": "int4"}}, "spec.int8.kind"),
     ({"int8": {"goal": 1}}, "spec.int8"),
     ({"int8": {"repairs": ["lora", "lora"]}}, "spec.int8"),
+    ({"objective": {"on_policy": 0.5}, "training": {"processes": 2}}, "spec"),
     ({"training": {"steps": 10_000_001}}, "spec.training.steps"),
     ({"training": {"batch_sequences": 3}}, "spec.training"),
     ({"training": {"device": "cuda"}}, "spec.training.device"),

@@ -69,8 +69,7 @@ def _watch(place: Place, children: list[subprocess.Popen[bytes]], stop: Stop) ->
     while True:
         for rank, child in enumerate(children):
             if child.poll() not in (None, DONE, STOPPED):
-                _tell(place, rank, child.returncode)
-                return FAILED
+                return _failed(place, rank, child.returncode)
         if all(child.poll() is not None for child in children):
             return STOPPED if any(child.returncode == STOPPED for child in children) else DONE
         if stop.requested and not told:
@@ -83,11 +82,13 @@ def _watch(place: Place, children: list[subprocess.Popen[bytes]], stop: Stop) ->
             continue
 
 
-def _tell(place: Place, rank: int, status: int) -> None:
+def _failed(place: Place, rank: int, status: int) -> int:
+    """The exit status of the job: of a process that a signal ended what a shell gives, so that the job may go on."""
     known = failure_of(place, rank).read_failure()
     if known is not None:
         place.write_failure(known.reason, known.message)
-    elif status == -signal.SIGKILL:
-        place.write_failure("TRAINER_DIED", f"process {rank} was killed, as the system does when memory runs out")
+    elif status < 0:
+        return 128 - status
     else:
         place.write_failure("TRAINER_FAILED", f"process {rank} ended with status {status}; the log says more")
+    return FAILED

@@ -11,7 +11,6 @@ from services.distiller.data.pairs import documents, drawn, read_pairs, split
 from services.distiller.data.stream import Stream
 from services.distiller.objective.batch import Batch
 from services.distiller.objective.distillation import Distillation
-from services.distiller.refused import Refused
 from services.distiller.trainer import on_policy
 from services.distiller.trainer.batches import batch, chunks, rows
 from services.distiller.trainer.job import Job
@@ -27,8 +26,6 @@ class TextLesson:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._training, self._objective = job.spec.training, job.spec.objective
-        if self._objective.on_policy and job.ranks.count > 1:
-            raise Refused("UNSUPPORTED", "on_policy samples in one process only: set training.processes to 1")
         teacher = job.teacher if job.teacher_runs else None
         self.module = Distillation(job.student, teacher, self._objective, job.layer_map, vocabulary=job.vocabulary)
         spread(job, self.module, teacher)
