@@ -1,14 +1,13 @@
 """What each part of the objective, and the choice of layers, is worth: the same teacher, data and budget, three seeds.
 
 The 135M chat model as teacher, a student of twenty of its thirty layers, the conversations that come with the service, bf16. A
-row is whole jobs of the trainer; KL, top-1 agreement and perplexity are on held-out records, which differ with the seed. The
+row is three jobs of the trainer; KL, top-1 agreement and perplexity are on held-out records, which differ with the seed. The
 differences to the whole objective are within a seed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,36 +15,52 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from benchmarks.report import Report, Spread, Table
+from ladr.config_distiller import DistillerSettings
+from ladr.v1.distiller_pb2 import DistillPhase
 from services.distiller.place import Place
+from services.distiller.report.notes import Notes
 from services.distiller.spec import Spec
+from services.distiller.trainer.agreeing import COMPARED, agreement
+from services.distiller.trainer.job import Job
+from services.distiller.trainer.measuring import Measuring
+from services.distiller.trainer.meter import Meter
+from services.distiller.trainer.prepare import prepare
+from services.distiller.trainer.ranks import Ranks
+from services.distiller.trainer.save import save
+from services.distiller.trainer.stop import Stop
+from services.distiller.trainer.train import train
 from tests.distiller import tiny
 from tests.processes import ROOT
 
-WHOLE = "whole: λ 0.8, γ 0.2"
+WHOLE, EVENLY = "whole: λ 0.8, γ 0.2", "whole, layers evenly spaced"
 FORMS: dict[str, dict[str, Any]] = {
     WHOLE: {},
     "no attention: γ = 0": {"objective": {"attention_weight": 0.0}},
     "no KL: λ = 0": {"objective": {"kl_weight": 0.0}},
-    "whole, layers evenly spaced": {"student": {"choice": "every_kth"}},
+    EVENLY: {"student": {"choice": "every_kth"}},
 }
 _STEPS, _SEQUENCES, _TOKENS, _HELD_OUT = 12, 4, 256, 3000
+_FIGURES = ("kl", "top1", "perplexity")
 Figures = dict[str, float]
 
 
 def run(quick: bool) -> Report:
     """Measure, in about forty minutes. Quick: a tiny model of random weights, one seed."""
-    found: dict[str, list[Figures]] = {form: [] for form in FORMS}
+    forms = [form for form in FORMS if not quick or form in (WHOLE, EVENLY)]
+    found: dict[str, list[dict[str, Figures]]] = {form: [] for form in forms}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         if quick:
             tiny.save(root / "models" / "tiny")
         for seed in range(1 if quick else 3):
             chosen: dict[str, Any] = {}
-            for form, changes in FORMS.items():
-                place = Place(root / "jobs" / f"{len(found[form])}-{list(FORMS).index(form)}")
-                place.write_spec(_spec(changes, chosen, seed, quick))
-                found[form].append(done(place, root))
+            for form in forms:
+                place = Place(root / "jobs" / f"{len(found[form])}-{forms.index(form)}")
+                place.write_spec(_spec(FORMS[form], chosen, seed, quick))
+                found[form].append(_done(place, root))
                 if form == WHOLE:  # measured once for a seed
                     chosen = {"layer_indices": [layer for _, layer in _notes(place)["layer_map"]]}
     steps, tokens = (2, 64) if quick else (_STEPS, _TOKENS)
@@ -54,15 +69,15 @@ def run(quick: bool) -> Report:
         ("objective", "KL", "KL − whole's", "top-1", "perplexity", "KL before", "top-1 before"),
     )
     for form, rows in found.items():
-        far = [row["kl"] - whole["kl"] for row, whole in zip(rows, found[WHOLE], strict=True)]
-        names = ("kl_untrained", "top1_untrained")
+        student = [row["student"] for row in rows]
+        far = [row["kl"] - whole["student"]["kl"] for row, whole in zip(student, found[WHOLE], strict=True)]
         table.add(
             form,
-            Spread.of([row["kl"] for row in rows]),
+            Spread.of([row["kl"] for row in student]),
             Spread.of(far),
-            Spread.of([row["top1"] for row in rows]),
-            median(row["perplexity"] for row in rows),
-            *(median(row[name] for row in rows) for name in names),
+            Spread.of([row["top1"] for row in student]),
+            median(row["perplexity"] for row in student),
+            *(median(row["untrained"][name] for row in rows) for name in ("kl", "top1")),
         )
     return Report([table])
 
@@ -93,24 +108,39 @@ def _spec(changes: dict[str, Any], chosen: dict[str, Any], seed: int, quick: boo
     )
 
 
-def done(place: Place, root: Path) -> Figures:
-    """The figures of the job once it is done."""
-    settings = {"STATE": root / "state", "MODEL_ROOT": root / "models", "DATA_ROOT": root / "data", "THREADS": 2}
-    environment = {f"LADR_DISTILLER__{name}": str(value) for name, value in settings.items()}
+def _done(place: Place, root: Path) -> dict[str, Figures]:
+    """What the student is like before its training and after it."""
     done = subprocess.run(
-        [sys.executable, "-m", "services.distiller.trainer", str(place.root)],
-        env={**os.environ, **environment},
+        [sys.executable, "-m", "benchmarks.distill_ablation", str(place.root), str(root)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{place.root.name}: {place.read_failure()}\n{done.stdout[-2000:]}")
-    figures: Figures = json.loads((place.report / "report.json").read_bytes())["figures"]
-    return figures
+        raise RuntimeError(f"{place.root.name}: {done.stderr[-2000:]}")
+    found: dict[str, Figures] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _job(place: Place, root: Path) -> dict[str, Figures]:
+    """The trainer's phases in this process, up to the agreement with the teacher."""
+    settings = DistillerSettings(state=root / "state", model_root=root / "models", data_root=root / "data")
+    spec = place.read_spec()
+    torch.set_num_threads(spec.training.threads or settings.threads)
+    job = Job(place, spec, settings, Ranks(), "cpu", Stop(), Meter(place, lambda: 0))
+    for phase in (prepare, train, save):
+        phase(job)
+    job.teacher = job.student = None
+    job.meter.begin(DistillPhase.DISTILL_PHASE_EVALUATE, len(COMPARED))
+    found = agreement(Measuring(job, Notes(place.report)))
+    return {name: {key: one[key] for key in _FIGURES} for name, one in zip(COMPARED, found, strict=True)}
 
 
 def _notes(place: Place) -> dict[str, Any]:
     notes: dict[str, Any] = json.loads((place.initial / "student.json").read_bytes())
     return notes
+
+
+if __name__ == "__main__":
+    print(json.dumps(_job(Place(Path(sys.argv[1])), Path(sys.argv[2]))))
