@@ -49,6 +49,9 @@ def cut(teacher: Any, kept: Sequence[int]) -> Any:
         if isinstance(value, list) and len(value) == len(whole):  # one for each layer: layer_types…
             setattr(student.config, key, [value[index] for index in kept])
     student.config.num_hidden_layers = len(kept)
+    if hasattr(student.config, "stage_names"):  # of an encoder that can be a backbone: it names its layers
+        student.config.stage_names = ["stem", *(f"stage{number}" for number in range(1, len(kept) + 1))]
+        student.config.set_output_features_output_indices(None, None)
     for index, layer in enumerate(layers(student)):
         for module in layer.modules():
             if hasattr(module, "layer_idx"):

@@ -10,17 +10,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
-from transformers import AutoModelForImageClassification
+from transformers import (
+    AutoModelForImageClassification,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    DeiTConfig,
+    DeiTModel,
+    Dinov2Config,
+    Dinov2Model,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
 
 from services.distiller.data.images import NO_LABEL, Pictures
 from services.distiller.data.record import Broken
-from services.distiller.objective.images import ImageBatch, ImageDistillation, run
+from services.distiller.layers import layers
+from services.distiller.objective.images import ImageBatch, ImageDistillation, run, see
 from services.distiller.refused import Refused
 from services.distiller.report.image_agreement import retrieval
 from services.distiller.spec import Objective, Student
 from services.distiller.students import make
 from services.distiller.students.cost import image_cost
 from services.distiller.students.width import narrow
+from services.distiller.trainer import models
 from tests.distiller.images import small
 
 
@@ -174,3 +186,38 @@ def test_a_line_that_names_no_picture_is_refused(line: str, said: str, tmp_path:
     (tmp_path / "a.png").touch()
     with pytest.raises(Broken, match=said):
         Pictures(tmp_path, tmp_path, small.CLASSES).read(line.encode())
+
+
+KINDS = (
+    (DeiTConfig, DeiTModel),
+    (Dinov2Config, Dinov2Model),
+    (CLIPVisionConfig, CLIPVisionModel),
+    (SiglipVisionConfig, SiglipVisionModel),
+)
+
+
+@pytest.mark.parametrize(("config", "kind"), KINDS, ids=[kind.__name__ for _, kind in KINDS])
+def test_encoders_of_other_families_have_students_by_depth(config: Any, kind: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    teacher = kind(
+        config(
+            hidden_size=32,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=64,
+            image_size=small.SIDE,
+            patch_size=small.PATCH,
+        )
+    ).eval()
+    pictures = batch(4)
+    made = make(teacher, Student(layers=2), [pictures], run=run)
+    module = ImageDistillation(made.model, teacher, Objective(hidden_weight=0.5), made.layer_map)
+    losses = module(pictures)
+    losses.total.backward()
+    assert set(losses.parts) == {"features", "attention", "hidden"}
+    assert all(one.grad is not None for one in layers(made.model)[0].parameters())
+    made.model.save_pretrained(tmp_path)
+    again = models.weights(str(tmp_path)).eval()
+    made.model.eval()
+    with torch.no_grad():
+        assert torch.equal(see(again, pictures).features, see(made.model, pictures).features)
