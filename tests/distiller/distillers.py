@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,11 @@ def roots(directory: Path) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def distiller(directory: Path, **settings: Any) -> AsyncIterator[tuple[App, Client]]:
-    """A server in this process, with a client."""
-    app = App(DistillerSettings(**{**roots(directory), **settings}), PLAYED)
+async def distiller(
+    directory: Path, trainer: Sequence[str] = PLAYED, **settings: Any
+) -> AsyncIterator[tuple[App, Client]]:
+    """A server in this process, with a client. Args: trainer: its command line; played, unless it is said otherwise."""
+    app = App(DistillerSettings(**{**roots(directory), **settings}), trainer)
     stop = asyncio.Event()
     running = asyncio.create_task(app.run(stop))
     serving = asyncio.create_task(app.serving.wait())
