@@ -36,6 +36,10 @@ def texts(corpus: Corpus, offsets: Any) -> set[str]:
         ('{"messages": [{"content": "a"}]}', "role"),
         ('{"messages": [{"role": "pirate", "content": "a"}]}', "role"),
         ('{"messages": [{"role": "user"}]}', "content"),
+        ('{"messages": [{"role": ["user"], "content": "a"}]}', "role"),
+        ('{"messages": [], "tools": [5]}', "mapping"),
+        ('{"text": "\\ud83d"}', "half a character"),
+        ('{"messages": [{"role": "user", "content": "a\\udfff"}]}', "half a character"),
     ],
 )
 def test_a_broken_line_is_named_by_its_number(tmp_path: Path, line: str, why: str) -> None:
@@ -45,6 +49,11 @@ def test_a_broken_line_is_named_by_its_number(tmp_path: Path, line: str, why: st
         scan(path, 0.1, 0)
     assert refused.value.reason == "DATA_BROKEN"
     assert why in refused.value.message
+
+
+def test_whole_characters_are_read_however_they_are_written() -> None:
+    assert read(b'{"text": "\\ud83d\\ude42"}').text == "🙂"
+    assert read('{"text": "한"}'.encode()).text == "한"
 
 
 @pytest.mark.parametrize("text", ["", "\n\n  \n"])
