@@ -66,12 +66,9 @@ class Pictures:
     def opened(self, corpus: Corpus, offset: int) -> tuple[Any, int]:
         """The picture of the record at this byte, in RGB, and its label.
 
-        Raises: Refused: it cannot be read.
+        Raises: Refused: it cannot be read, or the record is none any more.
         """
-        try:
-            picture = self.read(corpus.line(offset))
-        except Broken as error:  # it was there when the job began
-            raise Refused("DATA_BROKEN", f"the record at byte {offset} of the data: {error}; mend it") from error
+        picture = corpus.record(offset, self.read)
         try:
             with warnings.catch_warnings(), Image.open(self.path(picture.image)) as image:
                 warnings.simplefilter("error", Image.DecompressionBombWarning)

@@ -21,6 +21,7 @@ from services.distiller.rollout.store import RolloutStore
 
 _CANCEL_S = 5.0  # how long CancelRollout waits for the end
 _MOST_MODELS = 15  # behind a name, beside the student: as many as a router shares it between
+_LIST_BYTES = 3 << 20  # of a list; clients take 4 MiB unless told otherwise
 _RETRY_AFTER = timedelta(seconds=1)
 
 
@@ -83,8 +84,15 @@ class Rollouts:
         return told(self._find(rollout_id))
 
     def list(self) -> pb.ListRolloutsResponse:
-        """Newest first."""
-        return pb.ListRolloutsResponse(rollouts=[told(one) for one in list(self._store.records.values())[::-1]])
+        """Newest first, as many as fit into a message."""
+        answer, size = pb.ListRolloutsResponse(), 0
+        for record in reversed(list(self._store.records.values())):
+            one = told(record)
+            size += one.ByteSize()
+            if answer.rollouts and size > _LIST_BYTES:
+                break
+            answer.rollouts.append(one)
+        return answer
 
     async def watch(self, rollout_id: str) -> AsyncGenerator[pb.Rollout]:
         """The roll-out now, then each change of it, until it has ended. Raises: NotFound, Overloaded, Draining."""

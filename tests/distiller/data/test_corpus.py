@@ -93,6 +93,24 @@ def test_about_the_share_that_is_asked_for_is_held_out_and_another_seed_holds_ou
     assert one.digest == other.digest
 
 
+def test_a_first_part_of_what_is_held_out_is_a_sample_also_of_a_sorted_file(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "c.jsonl", [{"text": str(number)} for number in range(1000)])
+    corpus = scan(path, 0.5, 0)
+    drawn = corpus.drawn(3)
+    assert sorted(drawn) == list(corpus.held_out)
+    assert (drawn == corpus.drawn(3)).all() and (drawn != corpus.drawn(4)).any()
+    assert 10 < sum(int(text) >= 500 for text in texts(corpus, drawn[:40])) < 30
+
+
+def test_a_record_that_is_none_any_more_is_said_to_have_changed(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "c.jsonl", [{"text": "a" * 50}, {"text": "b"}, {"text": "c"}])
+    corpus = scan(path, 0.1, 0)
+    path.write_text("{}\n" * 5)
+    with pytest.raises(Refused, match="resume") as refused:
+        corpus.record(int(corpus.train[-1]), read)
+    assert refused.value.reason == "DATA_CHANGED"
+
+
 def test_no_path_leads_out_of_the_data_root(tmp_path: Path) -> None:
     root = tmp_path / "data"
     root.mkdir()

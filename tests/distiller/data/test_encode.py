@@ -92,7 +92,8 @@ def test_words_that_an_assistant_begins_with_are_read_and_not_scored(rewrites: b
     tokenizer = tiny.tokenizer()
     if rewrites:
         tokenizer.chat_template = tiny.TEMPLATE.replace(
-            "{{ message.content }}", "{{ message.content }}{% if loop.last and loop.index is odd %}{{ loop.index }}{% endif %}"
+            "{{ message.content }}",
+            "{{ message.content }}{% if loop.last and loop.index is odd %}{{ loop.index }}{% endif %}",
         )
     greeting = ({"role": "assistant", "content": "Welcome."}, *TALK[1:3])
     (document,) = encoder(tokenizer).encode(Record(messages=greeting))

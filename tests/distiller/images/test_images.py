@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional
 from PIL import Image
+from torch.nn import functional
 from transformers import AutoModelForImageClassification
 
 from services.distiller.data.corpus import scan
@@ -210,4 +210,4 @@ def test_a_picture_that_is_taken_away_meanwhile_is_named(tmp_path: Path) -> None
     shutil.rmtree(tmp_path / "g" / "pictures")
     with pytest.raises(Refused, match=r"no picture pictures/\d\.png") as refused:
         pictures.opened(corpus, int(corpus.train[0]))
-    assert refused.value.reason == "DATA_BROKEN"
+    assert refused.value.reason == "DATA_CHANGED"

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from google.protobuf.json_format import MessageToJson
 
 from ladr import Client, errors
 from ladr.distill_calls import rollout_state
-from services.distiller.rollout.store import MOST_LIVE
+from ladr.v1 import distiller_pb2 as pb
+from services.distiller.rollout.record import Record
+from services.distiller.rollout.service import Rollouts
+from services.distiller.rollout.store import MOST_LIVE, RolloutStore
 from tests.distiller.distillers import process
 from tests.distiller.rollout.meshes import JOB, STUDENT, Fleet, ended, fleet, publisher, request, staged, until
 from tests.load import Load, eligible
@@ -212,6 +216,7 @@ async def test_what_cannot_be_published_is_refused(there: Fleet, tmp_path: Path)
         for wrong, field in [
             ({"name": ""}, "name"),
             ({"model": "x" * 129}, "model"),
+            ({"name": "x" * 128, "model": ""}, "model"),
             ({"request_id": "x" * 129}, "request_id"),
             ({"stages": [0.5, 0.5]}, "stages"),
             ({"stages": [0.0]}, "stages"),
@@ -259,6 +264,20 @@ async def test_there_are_no_more_at_once_than_may_be(there: Fleet, tmp_path: Pat
         for name in names:
             assert await there.split(name) == {"chat": 1}
             await there.set_split({}, name)
+
+
+async def test_a_list_of_long_rollouts_has_the_newest_that_fit_into_a_message(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path / "rollouts.db")
+    asked = MessageToJson(request(workers=[f"worker-{number:0100}" for number in range(1000)]))
+    for number in range(60):
+        store.note(Record(str(number), asked, "", "chat", {"chat": 1.0}, "students/1", number, number))
+    found = Rollouts(store, None, _none, str, 1).list()
+    assert 10 < len(found.rollouts) < 60 and found.ByteSize() < 4 << 20
+    assert [one.id for one in found.rollouts] == [str(59 - place) for place in range(len(found.rollouts))]
+
+
+async def _none(job_id: str) -> pb.DistillJob:
+    raise errors.NotFound(job_id)
 
 
 async def test_a_service_without_a_router_says_so(there: Fleet, tmp_path: Path) -> None:

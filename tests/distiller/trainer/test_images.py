@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from transformers import AutoModelForImageClassification
 
+from services.distiller.data.corpus import scan
+from services.distiller.data.images import Pictures
 from services.distiller.place import DONE, FAILED
+from services.distiller.spec import Spec
+from services.distiller.trainer import models
+from services.distiller.trainer.evaluate_images import held_out
+from services.distiller.trainer.job import Job
+from services.distiller.trainer.stop import Stop
 from tests.distiller.images import small
 from tests.distiller.trainer.conftest import Workshop, curve, weights
 
@@ -69,6 +76,22 @@ def test_an_interrupted_training_on_pictures_ends_as_one_that_was_not(gallery: W
     assert gallery.run(other) == DONE
     assert weights(one) == weights(other)
     assert curve(one) == curve(other)
+
+
+def test_of_a_file_that_is_sorted_by_class_every_class_is_measured(gallery: Workshop) -> None:
+    directory = gallery.root / "data" / "gallery"
+    lines = (directory / "pictures.jsonl").read_text().splitlines()
+    (directory / "pictures.jsonl").write_text("\n".join(sorted(lines, key=lambda line: json.loads(line)["label"])))
+    pictures = Pictures(gallery.settings.data_root, directory, small.CLASSES)
+    corpus = scan(directory / "pictures.jsonl", 0.5, 0, pictures.read)
+    processor = models.image_processor(str(gallery.root / "models" / "encoder"))
+    spec = Spec.model_validate({"evaluation": {"tokens": 200}})
+    nothing: Any = None
+    job = Job(nothing, spec, gallery.settings, nothing, "cpu", Stop(), nothing, processor)
+    job.corpus, job.pictures, job.patches = corpus, pictures, 16
+    labels = [int(label) for batch in held_out(job) for label in batch.labels]
+    assert len(labels) == 12
+    assert set(labels) == set(range(small.CLASSES))
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,7 @@ def test_a_student_of_another_vocabulary_is_refused_before_the_first_step(worksh
         ({"data": {"path": "broken.jsonl"}}, "DATA_BROKEN"),
         ({"data": {"sequence_tokens": 512}}, "CONTEXT_TOO_SHORT"),
         ({"student": {"layers": 9}}, "LAYERS_MISMATCH"),
+        ({"teacher": "torn"}, "MODEL_UNREADABLE"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_first_step(
@@ -196,6 +197,8 @@ def test_what_does_not_fit_is_refused_before_the_first_step(
     (data / "broken.jsonl").write_text('{"text": "a"}\n{"text"\n')
     tiny.write(data / "mute.jsonl", [{"messages": [{"role": "user", "content": f"{n}"}]} for n in range(5)])
     (workshop.root / "models" / "empty").mkdir()
+    torn = tiny.save(workshop.root / "models" / "torn") / "model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-100])
     place = workshop.job(**changes)
     assert workshop.run(place) == FAILED
     assert failure(place)[0] == reason
