@@ -4,7 +4,7 @@ checkpoints/step-00000050/
     model.safetensors      what is trained
     optimizer.safetensors  AdamW's moments and step, as "exp_avg.NAME"
     random.safetensors     the states of torch's generators
-    state.json             step, tokens, the data's digest and position, the state of Python's generator
+    state.json             step, tokens, position in the data, the state of Python's generator
 
 A checkpoint takes its name only when all of it is on the disk. The newest two are kept; one that cannot be read is passed over.
 """
@@ -39,13 +39,11 @@ class Progress:
     Attributes:
         step: optimiser steps done.
         tokens: tokens trained on.
-        digest: of the data.
         position: of the data's stream.
     """
 
     step: int
     tokens: int
-    digest: str
     position: dict[str, Any]
 
 

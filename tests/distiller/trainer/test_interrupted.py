@@ -123,12 +123,22 @@ def test_the_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     parent.stdout.close()
 
 
-def test_data_that_changed_meanwhile_is_refused(workshop: Workshop) -> None:
-    place = workshop.job()
-    assert workshop.run(place, StopsAfter(place, 2)) == STOPPED
+class StopsAtTheFirstStep(StopsAfter):
+    """Asks to stop once the teacher's logits are stored."""
+
+    @property
+    def requested(self) -> bool:  # type: ignore[override]
+        return (self._place.taught / "complete.json").exists()
+
+
+@pytest.mark.parametrize("stop", [StopsAfter, StopsAtTheFirstStep])
+def test_data_that_changed_meanwhile_is_refused(workshop: Workshop, stop: type[StopsAfter]) -> None:
+    place = workshop.job(objective={"teacher_top_k": 8})
+    assert workshop.run(place, stop(place, 2)) == STOPPED
+    assert place.checkpoints.exists() == (stop is StopsAfter)
     tiny.write(workshop.root / "data" / "c.jsonl", tiny.conversations(61))
     assert workshop.run(place) == FAILED
     failure = place.read_failure()
     assert failure is not None
     assert failure.reason == "DATA_CHANGED"
-    assert "step 2" in failure.message
+    assert "put the file back" in failure.message

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -229,3 +231,14 @@ def test_no_more_memory_is_told_from_other_failures() -> None:
         assert reason == "OUT_OF_MEMORY"
         assert "micro_sequences" in message
     assert explain(KeyError("x"))[0] == "TRAINER_FAILED"
+
+
+def test_a_full_disk_is_told_from_other_failures() -> None:
+    for error in (
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ):
+        reason, message = explain(error)
+        assert reason == "DISK_FULL"
+        assert "resume" in message
+    assert explain(FileNotFoundError(errno.ENOENT, "gone"))[0] == "TRAINER_FAILED"
