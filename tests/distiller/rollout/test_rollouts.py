@@ -276,6 +276,33 @@ async def test_a_list_of_long_rollouts_has_the_newest_that_fit_into_a_message(tm
     assert [one.id for one in found.rollouts] == [str(59 - place) for place in range(len(found.rollouts))]
 
 
+async def test_one_that_goes_on_is_not_taken_back_without_a_router(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path / "rollouts.db")
+    store.note(Record("1", MessageToJson(request()), "", "chat", {"chat": 1.0}, "students/1", 1, 1))
+    with pytest.raises(errors.WrongState, match=r"distiller\.router"):
+        await Rollouts(store, None, _none, str, 1).cancel("1")
+
+
+async def test_the_same_call_twice_at_once_is_one_rollout(there: Fleet, tmp_path: Path) -> None:
+    async with publisher(tmp_path, there.router.address) as (app, client):
+        rollouts = app.rollouts
+        quick, inside, go_on = rollouts._find_job, asyncio.Event(), asyncio.Event()
+
+        async def slow(job_id: str) -> pb.DistillJob:
+            inside.set()
+            await go_on.wait()
+            return await quick(job_id)
+
+        rollouts._find_job = slow
+        first = asyncio.create_task(client.publish_student(request(request_id="once", stage_s=20)))
+        await inside.wait()
+        rollouts._find_job = quick
+        second = await client.publish_student(request(request_id="once", stage_s=20))
+        go_on.set()
+        assert (await first).id == second.id
+        await client.cancel_rollout(second.id)
+
+
 async def _none(job_id: str) -> pb.DistillJob:
     raise errors.NotFound(job_id)
 
