@@ -76,6 +76,18 @@ def test_the_loss_is_what_a_dumb_one_finds() -> None:
     assert float(found.total) == pytest.approx(sum(wanted.values()), rel=1e-5)
 
 
+def test_pictures_without_labels_have_the_same_parts_and_a_gradient() -> None:
+    student, teacher = small.encoder(2), small.encoder(4, seed=1)
+    labelled = batch()
+    without = ImageBatch(labelled.pixels, torch.full_like(labelled.labels, NO_LABEL))
+    module = ImageDistillation(student, teacher, Objective(), ())
+    assert list(module(without).parts) == list(module(labelled).parts)
+    assert module(without).parts["task"] == 0
+    alone = ImageDistillation(student, teacher, Objective(kl_weight=0, attention_weight=0), ())(without)
+    alone.total.backward()
+    assert not student.classifier.weight.grad.any()
+
+
 def test_micro_batches_sum_to_the_loss_of_the_whole_batch() -> None:
     student, teacher = small.encoder(2), small.encoder(4, seed=1)
     module = ImageDistillation(student, teacher, Objective(hidden_weight=0.5), ((0, 1), (1, 3)))

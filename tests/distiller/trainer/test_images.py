@@ -101,11 +101,17 @@ def test_of_a_file_that_is_sorted_by_class_every_class_is_measured(gallery: Work
         ({"data": {"path": "c.jsonl"}}, "DATA_BROKEN"),
         ({"objective": {"teacher_top_k": 2, "kl_weight": 0.8}}, "UNSUPPORTED"),
         ({"student": {"layers": 9}}, "LAYERS_MISMATCH"),
+        (
+            {"data": {"path": "gallery/bare.jsonl"}, "objective": {"kl_weight": 0, "attention_weight": 0}},
+            "ALL_LABELS_MASKED",
+        ),
     ],
 )
 def test_what_an_image_encoder_cannot_have_is_refused_before_the_first_step(
     changes: dict[str, Any], reason: str, gallery: Workshop
 ) -> None:
+    bare = [{"image": f"pictures/{n}.png"} for n in range(4)]
+    (gallery.root / "data" / "gallery" / "bare.jsonl").write_text("\n".join(map(json.dumps, bare)))
     place = gallery.job(
         **{group: {**JOB[group], **changes.get(group, {})} for group in JOB if group != "teacher"}, teacher="encoder"
     )
