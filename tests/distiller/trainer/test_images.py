@@ -12,7 +12,7 @@ from transformers import AutoModelForImageClassification
 
 from services.distiller.data.corpus import scan
 from services.distiller.data.images import Pictures
-from services.distiller.place import DONE, FAILED
+from services.distiller.place import DONE, FAILED, STOPPED
 from services.distiller.spec import Spec
 from services.distiller.trainer import models
 from services.distiller.trainer.evaluate_images import held_out
@@ -20,6 +20,7 @@ from services.distiller.trainer.job import Job
 from services.distiller.trainer.stop import Stop
 from tests.distiller.images import small
 from tests.distiller.trainer.conftest import Workshop, curve, weights
+from tests.distiller.trainer.test_interrupted import StopsAfter
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,18 @@ def test_a_student_encoder_comes_to_agree_with_its_teacher(gallery: Workshop) ->
     read_again = AutoModelForImageClassification.from_pretrained(place.student)
     assert read_again.config.num_hidden_layers == 1
     assert "<html" in (place.report / "report.html").read_text()
+
+
+def test_an_encoder_without_classes_learns_features_also_where_a_part_of_it_has_no_gradient(gallery: Workshop) -> None:
+    small.save(small.encoder(3, classes=0), gallery.root / "models" / "plain")  # read again it has a pooler
+    training = {**JOB["training"], "steps": 6, "checkpoint_steps": 2}
+    one, other = (gallery.job(name, **{**JOB, "teacher": "plain", "training": training}) for name in ("one", "other"))
+    assert gallery.run(one) == DONE
+    assert gallery.run(other, StopsAfter(other, 3)) == STOPPED
+    assert gallery.run(other) == DONE
+    assert weights(one) == weights(other)
+    assert {"features", "attention", "total"} == set(curve(one)[6])
+    assert "retrieval" in json.loads((one.report / "report.json").read_bytes())["figures"]
 
 
 def test_an_interrupted_training_on_pictures_ends_as_one_that_was_not(gallery: Workshop) -> None:

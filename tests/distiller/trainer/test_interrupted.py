@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from services.distiller.machine import Die
+from services.distiller.outcome import outcome
 from services.distiller.place import DONE, FAILED, STOPPED, Place
 from services.distiller.trainer import launch
 from services.distiller.trainer.stop import Stop
@@ -93,13 +95,12 @@ def test_a_process_that_fails_takes_the_others_with_it_and_its_reason_is_the_job
     assert (failure.reason, failure.message) == ("NOT_FINITE", "lower it")
 
 
-def test_a_process_that_was_killed_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_process_that_was_killed_fails_no_job_which_is_started_again(tmp_path: Path) -> None:
     place = Place(tmp_path)
     code = "import os, time; time.sleep(600) if os.environ['RANK'] == '0' else os.kill(os.getpid(), 9)"
-    assert launch.run(place, 2, [sys.executable, "-c", code], Stop()) == FAILED
-    failure = place.read_failure()
-    assert failure is not None
-    assert failure.reason == "TRAINER_DIED"
+    status = launch.run(place, 2, [sys.executable, "-c", code], Stop())
+    assert place.read_failure() is None
+    assert isinstance(outcome(place, status, told=False, start=1, models=tmp_path), Die)
 
 
 def test_the_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
