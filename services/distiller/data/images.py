@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from ladr.errors import InvalidRequest
 from services.common.sources import under
@@ -82,7 +82,9 @@ class Pictures:
             Image.DecompressionBombError,
             Image.DecompressionBombWarning,
         ) as error:
-            raise Refused("DATA_BROKEN", f"the picture {picture.image[:200]} cannot be read: {error}") from error
+            why = "it is of no known kind" if isinstance(error, UnidentifiedImageError) else error
+            message = f"the picture {picture.image[:200]} cannot be read: {why}; mend it, then resume the job"
+            raise Refused("DATA_BROKEN", message) from error
 
 
 def _in_rgb(image: Any) -> Any:

@@ -138,4 +138,6 @@ def test_a_broken_picture_is_named(gallery: Workshop) -> None:
         file.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     place = gallery.job(**JOB)
     assert gallery.run(place) == FAILED
-    assert place.read_failure().reason == "DATA_BROKEN" and ".png" in place.read_failure().message
+    failure = place.read_failure()
+    assert failure.reason == "DATA_BROKEN"
+    assert ".png" in failure.message and "resume" in failure.message and str(gallery.root) not in failure.message
