@@ -49,6 +49,8 @@ class Ladr(click.Group):
             _end(error.format_message(), error.exit_code)
         except (ConfigError, InvalidRequest) as error:
             _end(str(error), MISUSE)
+        except UnicodeError:
+            _end("an argument, or what was read, is not UTF-8 text", MISUSE)
         except (LadrError, OSError) as error:
             _end(str(error), FAILED)
         sys.exit(code if isinstance(code, int) else OK)

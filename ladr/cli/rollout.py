@@ -63,7 +63,7 @@ def _stages(_: click.Context, __: click.Parameter, value: str | None) -> list[fl
     "--stage-time", callback=_duration, metavar="DURATION", help="How long a stage lasts at least. Default: 5m."
 )
 @click.option(
-    "--stage-requests", type=click.IntRange(min=0), help="Requests answered in a stage, at least. Default: 50."
+    "--stage-requests", type=click.IntRange(0, 2**32 - 1), help="Requests answered in a stage, at least. Default: 50."
 )
 @click.option(
     "--stage-timeout", callback=_duration, metavar="DURATION", help="Back after so long in a stage. Default: 24h."

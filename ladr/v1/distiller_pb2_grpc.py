@@ -160,7 +160,7 @@ class DistillerServicer(object):
 
     def DeleteDistillJob(self, request, context):
         """Forgets a job that has ended, with its checkpoints, student and report. Errors: NOT_FOUND, FAILED_PRECONDITION (it has not
-        ended: cancel it first).
+        ended: cancel it first; its student is being rolled out).
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME nothing is left to return (AIP-135)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -179,7 +179,9 @@ class DistillerServicer(object):
         """Puts the student of a job that SUCCEEDED into service: loads it on workers, then gives it more and more of what asks for
         `name`, stage by stage, and takes it back if it does worse. The roll-out goes on when the caller is gone, and when the
         service restarts. Errors: NOT_FOUND (job, worker), INVALID_ARGUMENT, FAILED_PRECONDITION (no student yet; its INT8 form is
-        not good enough; the service knows no router), ALREADY_EXISTS (the name is being rolled out already), UNAVAILABLE.
+        not good enough; the service knows no router, or one of several processes; the student has that name already),
+        ALREADY_EXISTS (the name is being rolled out already; the request_id names another roll-out), RESOURCE_EXHAUSTED (as many
+        go on as may; RetryInfo), UNAVAILABLE.
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -195,7 +197,7 @@ class DistillerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRollouts(self, request, context):
-        """Roll-outs, newest first, at most 1000.
+        """The newest roll-outs, as many as fit into a message, at most 1000.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -211,8 +213,9 @@ class DistillerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelRollout(self, request, context):
-        """Takes the student back: all requests go to the models that had them before. One that has ended is returned as it is.
-        Errors: NOT_FOUND.
+        """Takes the student back: all requests go to the models that had them before. What is returned after some seconds may not
+        have ended yet: watch it. One that has ended is returned as it is. Errors: NOT_FOUND, FAILED_PRECONDITION (the service knows
+        no router now).
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -62,7 +62,7 @@ class DistillerStub:
     """
     DeleteDistillJob: _grpc.UnaryUnaryMultiCallable[_distiller_pb2.DeleteDistillJobRequest, _empty_pb2.Empty]
     """Forgets a job that has ended, with its checkpoints, student and report. Errors: NOT_FOUND, FAILED_PRECONDITION (it has not
-    ended: cancel it first).
+    ended: cancel it first; its student is being rolled out).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME nothing is left to return (AIP-135)
     """
     GetDistillReport: _grpc.UnaryUnaryMultiCallable[_distiller_pb2.GetDistillReportRequest, _distiller_pb2.DistillReport]
@@ -73,7 +73,9 @@ class DistillerStub:
     """Puts the student of a job that SUCCEEDED into service: loads it on workers, then gives it more and more of what asks for
     `name`, stage by stage, and takes it back if it does worse. The roll-out goes on when the caller is gone, and when the
     service restarts. Errors: NOT_FOUND (job, worker), INVALID_ARGUMENT, FAILED_PRECONDITION (no student yet; its INT8 form is
-    not good enough; the service knows no router), ALREADY_EXISTS (the name is being rolled out already), UNAVAILABLE.
+    not good enough; the service knows no router, or one of several processes; the student has that name already),
+    ALREADY_EXISTS (the name is being rolled out already; the request_id names another roll-out), RESOURCE_EXHAUSTED (as many
+    go on as may; RetryInfo), UNAVAILABLE.
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
     GetRollout: _grpc.UnaryUnaryMultiCallable[_distiller_pb2.GetRolloutRequest, _distiller_pb2.Rollout]
@@ -81,15 +83,16 @@ class DistillerStub:
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
     """
     ListRollouts: _grpc.UnaryUnaryMultiCallable[_distiller_pb2.ListRolloutsRequest, _distiller_pb2.ListRolloutsResponse]
-    """Roll-outs, newest first, at most 1000."""
+    """The newest roll-outs, as many as fit into a message, at most 1000."""
     WatchRollout: _grpc.UnaryStreamMultiCallable[_distiller_pb2.WatchRolloutRequest, _distiller_pb2.Rollout]
     """The roll-out now, then each change of it, until it has ended. Errors: NOT_FOUND, RESOURCE_EXHAUSTED (as many watchers as
     may be).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
     CancelRollout: _grpc.UnaryUnaryMultiCallable[_distiller_pb2.CancelRolloutRequest, _distiller_pb2.Rollout]
-    """Takes the student back: all requests go to the models that had them before. One that has ended is returned as it is.
-    Errors: NOT_FOUND.
+    """Takes the student back: all requests go to the models that had them before. What is returned after some seconds may not
+    have ended yet: watch it. One that has ended is returned as it is. Errors: NOT_FOUND, FAILED_PRECONDITION (the service knows
+    no router now).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
 
@@ -126,7 +129,7 @@ class DistillerAsyncStub(DistillerStub):
     """
     DeleteDistillJob: _aio.UnaryUnaryMultiCallable[_distiller_pb2.DeleteDistillJobRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     """Forgets a job that has ended, with its checkpoints, student and report. Errors: NOT_FOUND, FAILED_PRECONDITION (it has not
-    ended: cancel it first).
+    ended: cancel it first; its student is being rolled out).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME nothing is left to return (AIP-135)
     """
     GetDistillReport: _aio.UnaryUnaryMultiCallable[_distiller_pb2.GetDistillReportRequest, _distiller_pb2.DistillReport]  # type: ignore[assignment]
@@ -137,7 +140,9 @@ class DistillerAsyncStub(DistillerStub):
     """Puts the student of a job that SUCCEEDED into service: loads it on workers, then gives it more and more of what asks for
     `name`, stage by stage, and takes it back if it does worse. The roll-out goes on when the caller is gone, and when the
     service restarts. Errors: NOT_FOUND (job, worker), INVALID_ARGUMENT, FAILED_PRECONDITION (no student yet; its INT8 form is
-    not good enough; the service knows no router), ALREADY_EXISTS (the name is being rolled out already), UNAVAILABLE.
+    not good enough; the service knows no router, or one of several processes; the student has that name already),
+    ALREADY_EXISTS (the name is being rolled out already; the request_id names another roll-out), RESOURCE_EXHAUSTED (as many
+    go on as may; RetryInfo), UNAVAILABLE.
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
     GetRollout: _aio.UnaryUnaryMultiCallable[_distiller_pb2.GetRolloutRequest, _distiller_pb2.Rollout]  # type: ignore[assignment]
@@ -145,15 +150,16 @@ class DistillerAsyncStub(DistillerStub):
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-131)
     """
     ListRollouts: _aio.UnaryUnaryMultiCallable[_distiller_pb2.ListRolloutsRequest, _distiller_pb2.ListRolloutsResponse]  # type: ignore[assignment]
-    """Roll-outs, newest first, at most 1000."""
+    """The newest roll-outs, as many as fit into a message, at most 1000."""
     WatchRollout: _aio.UnaryStreamMultiCallable[_distiller_pb2.WatchRolloutRequest, _distiller_pb2.Rollout]  # type: ignore[assignment]
     """The roll-out now, then each change of it, until it has ended. Errors: NOT_FOUND, RESOURCE_EXHAUSTED (as many watchers as
     may be).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
     CancelRollout: _aio.UnaryUnaryMultiCallable[_distiller_pb2.CancelRolloutRequest, _distiller_pb2.Rollout]  # type: ignore[assignment]
-    """Takes the student back: all requests go to the models that had them before. One that has ended is returned as it is.
-    Errors: NOT_FOUND.
+    """Takes the student back: all requests go to the models that had them before. What is returned after some seconds may not
+    have ended yet: watch it. One that has ended is returned as it is. Errors: NOT_FOUND, FAILED_PRECONDITION (the service knows
+    no router now).
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
 
@@ -229,7 +235,7 @@ class DistillerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
         """Forgets a job that has ended, with its checkpoints, student and report. Errors: NOT_FOUND, FAILED_PRECONDITION (it has not
-        ended: cancel it first).
+        ended: cancel it first; its student is being rolled out).
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME nothing is left to return (AIP-135)
         """
 
@@ -252,7 +258,9 @@ class DistillerServicer(metaclass=_abc_1.ABCMeta):
         """Puts the student of a job that SUCCEEDED into service: loads it on workers, then gives it more and more of what asks for
         `name`, stage by stage, and takes it back if it does worse. The roll-out goes on when the caller is gone, and when the
         service restarts. Errors: NOT_FOUND (job, worker), INVALID_ARGUMENT, FAILED_PRECONDITION (no student yet; its INT8 form is
-        not good enough; the service knows no router), ALREADY_EXISTS (the name is being rolled out already), UNAVAILABLE.
+        not good enough; the service knows no router, or one of several processes; the student has that name already),
+        ALREADY_EXISTS (the name is being rolled out already; the request_id names another roll-out), RESOURCE_EXHAUSTED (as many
+        go on as may; RetryInfo), UNAVAILABLE.
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
         """
 
@@ -272,7 +280,7 @@ class DistillerServicer(metaclass=_abc_1.ABCMeta):
         request: _distiller_pb2.ListRolloutsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_distiller_pb2.ListRolloutsResponse, _abc.Awaitable[_distiller_pb2.ListRolloutsResponse]]:
-        """Roll-outs, newest first, at most 1000."""
+        """The newest roll-outs, as many as fit into a message, at most 1000."""
 
     @_abc_1.abstractmethod
     def WatchRollout(
@@ -291,8 +299,9 @@ class DistillerServicer(metaclass=_abc_1.ABCMeta):
         request: _distiller_pb2.CancelRolloutRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_distiller_pb2.Rollout, _abc.Awaitable[_distiller_pb2.Rollout]]:
-        """Takes the student back: all requests go to the models that had them before. One that has ended is returned as it is.
-        Errors: NOT_FOUND.
+        """Takes the student back: all requests go to the models that had them before. What is returned after some seconds may not
+        have ended yet: watch it. One that has ended is returned as it is. Errors: NOT_FOUND, FAILED_PRECONDITION (the service knows
+        no router now).
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
         """
 

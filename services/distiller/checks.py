@@ -44,7 +44,7 @@ def _model(source: str, field: str, settings: DistillerSettings) -> None:
 
 def _data(source: str, settings: DistillerSettings) -> None:
     path = under(settings.data_root, source, "data", "spec.data.path")
-    if not path.exists():
+    if not path.is_file():
         raise InvalidRequest("there is no such file under the data root", field="spec.data.path")
-    if path.is_file() and not path.stat().st_size:
+    if not path.stat().st_size:
         raise InvalidRequest("the file is empty: give one with a record in each line", field="spec.data.path")

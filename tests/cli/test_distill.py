@@ -157,6 +157,13 @@ async def test_a_watch_outlives_a_restart_of_the_service(tmp_path: Path) -> None
         await service.kill()
 
 
+async def test_a_spec_that_is_no_text_is_misuse_in_one_line(there: Client, tmp_path: Path) -> None:
+    (file := tmp_path / "job.yml").write_bytes(b"teacher: \xff\n")
+    code, out, err = await run(there, "start", str(file))
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "UTF-8" in err
+
+
 async def test_what_is_no_spec_is_misuse_in_one_line(there: Client, tmp_path: Path) -> None:
     code, out, err = await run(there, "start", "--set", "training.stepz=3")
     assert (code, out, err) == (2, "", "ladr: a spec has no 'training.stepz'; did you mean 'training.steps'?\n")

@@ -111,6 +111,7 @@ WRONG = [
     ({"data": {"path": "nothing.jsonl"}}, "spec.data.path"),
     ({"data": {"path": "../data/../../etc/passwd"}}, "spec.data.path"),
     ({"data": {"path": "empty.jsonl"}}, "spec.data.path"),
+    ({"data": {"path": "."}}, "spec.data.path"),
     ({"objective": {"temperature": "NaN"}}, "spec.objective.temperature"),
     ({"objective": {"task_weight": 0, "kl_weight": 0, "attention_weight": 0}}, "spec.objective"),
     ({"data": {"answers_from": "chat"}}, "spec.data.answers_from"),

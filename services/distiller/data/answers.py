@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from ladr.errors import (
+    AlreadyExists,
     Cancelled,
     DeadlineExceeded,
     Draining,
     InvalidRequest,
     JobsUnavailable,
     LadrError,
+    NotFound,
     Overloaded,
     Unreachable,
 )
@@ -106,7 +108,8 @@ def gather(
     """Answer each record of `source`, then put those that were answered whole into `target`, in one step.
 
     Args: told: hears how far it is. check: raises what ends the work early; what is answered by then is kept.
-    Raises: Refused: a record that cannot be asked, no answer at all, or the router is away for too long.
+    Raises: Refused: a record that cannot be asked, no answer at all (then a resumed job asks again from the first), or the
+        router is away for too long.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     lines = target.with_name("log.jsonl")
@@ -133,6 +136,7 @@ def gather(
                 break
         os.fsync(file.fileno())
     if not count.answered:
+        lines.unlink()
         raise Refused("NOT_ANSWERED", _why(count))
     log.info("%d records answered, %d cut off, %d failed %s", count.answered, count.cut, count.failed, count.reason)
     _finish(lines, target)
@@ -160,13 +164,21 @@ class _Asking:
                 )
             )
         except InvalidRequest as error:
-            raise Refused("DATA_BROKEN", f"line {number} of the data cannot be asked: {error.message}") from None
+            message = f"line {number} of the data cannot be asked: {error.message}; mend it or take it out"
+            raise Refused("DATA_BROKEN", message) from None
+        except AlreadyExists:
+            message = f"line {number} of the data was asked otherwise before: put the file back, or begin a new job"
+            raise Refused("DATA_CHANGED", message) from None
 
     def answer(self, number: int, messages: list[dict[str, str]]) -> dict[str, Any]:
-        """The line of the log, once the job has ended."""
+        """The line of the log, once the job has ended; one that the router has lost is asked again."""
         pause_s = _AGAIN_S[0]
         while True:
-            job = self._patient(lambda: self._router.get_generation(self._name(number)))
+            try:
+                job = self._patient(lambda: self._router.get_generation(self._name(number)))
+            except NotFound:
+                self.submit(number, messages)
+                continue
             if job.state not in _WAITING:
                 break
             self._check()
@@ -219,6 +231,12 @@ def _prompts(source: Path, skip: int) -> Iterator[tuple[int, list[dict[str, str]
                 raise Refused("DATA_BROKEN", f"line {number} of the data: {error}; mend it or take it out") from None
 
 
+def records(source: Path) -> int:
+    """How many there are."""
+    with source.open("rb") as file:
+        return sum(1 for line in iter(lambda: file.readline(LINE_BYTES), b"") if line.strip())
+
+
 def _resumed(lines: Path) -> Count:
     """What an earlier start has done; a line that a kill tore is cut off."""
     count = Count()
@@ -251,6 +269,10 @@ def _finish(lines: Path, target: Path) -> None:
 def _why(count: Count) -> str:
     if not count.all:
         return "the data has no record to answer: give a file with more lines"
-    if count.cut:
-        return "every answer was cut off: raise data.answer_tokens"
-    return f"no record was answered; the last reason: {count.reason}"
+    if count.cut == count.all:
+        return "every answer was cut off: begin a new job with more data.answer_tokens"
+    cut = f"{count.cut} answers were cut off at data.answer_tokens, and " if count.cut else ""
+    return (
+        f"no record was answered: {cut}{count.failed} failed, the last one with: {count.reason}; see to the router's workers,"
+        " then resume the job"
+    )

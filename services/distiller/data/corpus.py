@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from services.common.sources import under
 from services.distiller.data.record import Broken, read
 from services.distiller.refused import Refused
 
+T = TypeVar("T")
 BUNDLED = Path(__file__).with_name("conversations.jsonl")
 LINE_BYTES = 64 << 20
 Offsets = NDArray[np.int64]
@@ -40,6 +41,22 @@ class Corpus:
         with self.path.open("rb") as file:
             file.seek(offset)
             return file.readline(LINE_BYTES)
+
+    def record(self, offset: int, read: Callable[[bytes], T]) -> T:
+        """What `read` makes of it. Raises: Refused: it is none any more."""
+        try:
+            return read(self.line(offset))
+        except Broken as error:
+            raise Refused(
+                "DATA_CHANGED",
+                f"the record at byte {offset} of the data is not what it was when the job began ({error}): put the file back,"
+                " then resume the job",
+            ) from error
+
+    def drawn(self, seed: int) -> Offsets:
+        """What is held out, in an order that the seed draws: any first part of it is a sample, also of a sorted file."""
+        order: Offsets = np.random.default_rng([seed]).permutation(self.held_out)
+        return order
 
 
 def find(source: str, root: Path) -> Path:

@@ -69,7 +69,9 @@ class Encoder:
             if spans is not None:
                 return [self._conversation(whole, spans)]
             return self._answers(record)
-        except (TemplateError, TypeError, KeyError, IndexError) as error:
+        except Untemplated:
+            raise
+        except (TemplateError, TypeError, KeyError, IndexError, ValueError) as error:
             raise Untemplated(str(error)) from error
 
     def _text(self, text: str) -> Document:
@@ -91,14 +93,14 @@ class Encoder:
 
     def _spans(self, record: Record, whole: str) -> list[Span] | None:
         """Where in `whole` each assistant's answer is (with score_prompts: each message that no tool returned). None: what the
-        first messages give is not how the whole begins."""
+        first messages give is not how the whole begins. Words that an assistant begins with answer nothing."""
         role = [message["role"] for message in record.messages]
         spans: list[Span] = []
         end = 0
         for index, who in enumerate(role):
             if self._score_prompts:
                 before = end
-            elif who == "assistant":
+            elif who == "assistant" and index:
                 prompt = self._render(record, index, answer_next=True)
                 before = len(prompt)
                 if not whole.startswith(prompt):
@@ -117,12 +119,14 @@ class Encoder:
         """Each answer with all that was before it, as it looked at that time."""
         documents = []
         for index, message in enumerate(record.messages):
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or not index:
                 continue
             prompt = self._render(record, index, answer_next=True)
             until = self._render(record, index + 1)
             if not until.startswith(prompt):  # the answer's first words are part of the template's prompt
                 prompt = self._render(record, index)
+                if not until.startswith(prompt):
+                    raise Untemplated("it writes a question otherwise once it is answered")
             documents.append(self._conversation(until, [(len(prompt), len(until))]))
         return documents
 

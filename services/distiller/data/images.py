@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+import numpy as np
+from PIL import Image, UnidentifiedImageError
 
 from ladr.errors import InvalidRequest
 from services.common.sources import under
 from services.distiller.data.corpus import Corpus
-from services.distiller.data.record import Broken
+from services.distiller.data.record import Broken, parsed
 from services.distiller.refused import Refused
 
 MOST_PIXELS = 64 << 20
 NO_LABEL = -100
+_LABELS = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,11 @@ class Pictures:
 
     def read(self, line: bytes) -> Picture:
         """Raises: Broken: no such record, or its picture is not there."""
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            raise Broken("it is not JSON") from None
+        value = parsed(line)
         if not isinstance(value, dict) or not isinstance(value.get("image"), str):
             raise Broken('it needs "image", the path of a picture')
         label = value.get("label", NO_LABEL)
-        if isinstance(label, bool) or not isinstance(label, int) or (label < 0 and label != NO_LABEL):
+        if isinstance(label, bool) or not isinstance(label, int) or (label != NO_LABEL and not 0 <= label < _LABELS):
             raise Broken('"label" is the number of a class, from 0')
         if self.classes and label >= self.classes:
             raise Broken(f'"label" is {label}, and the teacher has the classes 0 to {self.classes - 1}')
@@ -68,15 +66,15 @@ class Pictures:
     def opened(self, corpus: Corpus, offset: int) -> tuple[Any, int]:
         """The picture of the record at this byte, in RGB, and its label.
 
-        Raises: Refused: it cannot be read.
+        Raises: Refused: it cannot be read, or the record is none any more.
         """
-        picture = self.read(corpus.line(offset))
+        picture = corpus.record(offset, self.read)
         try:
             with warnings.catch_warnings(), Image.open(self.path(picture.image)) as image:
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
                 if image.width * image.height > MOST_PIXELS:
                     raise ValueError(f"it has more than {MOST_PIXELS >> 20} megapixels")
-                return image.convert("RGB"), picture.label
+                return _in_rgb(image), picture.label
         except (
             OSError,
             ValueError,
@@ -84,4 +82,18 @@ class Pictures:
             Image.DecompressionBombError,
             Image.DecompressionBombWarning,
         ) as error:
-            raise Refused("DATA_BROKEN", f"the picture {picture.image[:200]} cannot be read: {error}") from error
+            why = "it is of no known kind" if isinstance(error, UnidentifiedImageError) else error
+            message = f"the picture {picture.image[:200]} cannot be read: {why}; mend it, then resume the job"
+            raise Refused("DATA_BROKEN", message) from error
+
+
+def _in_rgb(image: Any) -> Any:
+    """A picture of 8 bits a channel; of an animation the first. 16 bits are scaled, where Pillow would cut off above 255.
+
+    Raises: ValueError: nothing says what its white is.
+    """
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError("its values have no known range: save it with 8 or 16 bits a channel")
+    return image.convert("RGB")

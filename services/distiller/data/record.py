@@ -27,10 +27,7 @@ def read(line: bytes) -> Record:
 
     Raises: Broken: it is not JSON, has neither "messages" nor "text", or a message without its role or content.
     """
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        raise Broken("it is not JSON") from None
+    value = parsed(line)
     if not isinstance(value, dict) or ("messages" in value) == ("text" in value):
         raise Broken('it needs one of the keys "messages" and "text"')
     if "text" in value:
@@ -42,12 +39,28 @@ def read(line: bytes) -> Record:
         raise Broken('"messages" and "tools" are lists')
     for message in messages:
         _check(message)
+    if not all(isinstance(tool, dict) for tool in tools):
+        raise Broken('each of "tools" is a mapping')
     return Record(messages=tuple(messages), tools=tuple(tools))
 
 
+def parsed(line: bytes) -> Any:
+    """The JSON value of a line. Raises: Broken: it is none, or its text has halves of characters (\\ud800)."""
+    try:
+        value = json.loads(line)
+        if b"\\ud" in line.lower() or b"\xed" in line:  # how such a half is written, and characters that are whole
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Broken("it has half a character (a surrogate) in its text") from None
+    except (ValueError, RecursionError):
+        raise Broken("it is not JSON") from None
+    return value
+
+
 def _check(message: Any) -> None:
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in ROLES:
         raise Broken(f"a message needs a role: {', '.join(sorted(ROLES))}")
-    calls = message["role"] == "assistant" and message.get("tool_calls")
+    calls = role == "assistant" and message.get("tool_calls")
     if not isinstance(message.get("content"), str) and not calls:
         raise Broken("a message needs its content as a string")

@@ -36,9 +36,9 @@ class Reader:
     skipped: int = 0
 
     def pieces(self, offset: int) -> list[Piece]:
-        """What the record at this byte gives, which may be nothing."""
+        """What the record at this byte gives, which may be nothing. Raises: Refused: it is no record any more."""
         try:
-            documents = self.encoder.encode(read(self.corpus.line(offset)))
+            documents = self.encoder.encode(self.corpus.record(offset, read))
         except Untemplated as error:
             log.warning("the record at byte %d is skipped, the chat template does not take it: %s", offset, error)
             documents = []
@@ -107,7 +107,7 @@ class Stream:
 
 
 def once(reader: Reader, offsets: Offsets, padding: int) -> Iterator[Packed]:
-    """The records at these bytes as packed sequences, in the file's order, once."""
+    """The records at these bytes as packed sequences, in this order, once."""
     waiting: list[Piece] = []
     for offset in offsets:
         waiting += reader.pieces(int(offset))

@@ -131,7 +131,7 @@ class ImageDistillation(nn.Module):  # type: ignore[misc]  # torch has no types 
     def _parts(self, batch: ImageBatch, own: ImageSeen, taught: ImageSeen) -> Iterator[tuple[str, Any]]:
         objective = self.objective
         known = batch.labels != NO_LABEL
-        if self._classes and objective.task_weight and known.any():
+        if self._classes and objective.task_weight:  # also of no label: processes add their parts up one by one
             yield "task", objective.task_weight * cross_entropy(wide(own.classes[known]), batch.labels[known]).sum()
         if self._classes and objective.kl_weight:
             yield objective.divergence, objective.kl_weight * self._divergence(own.classes, taught.classes).sum()

@@ -38,7 +38,7 @@ class LikelihoodJudge:
                 key = (one.question.ids, answer)
                 try:
                     means[key] = means[key] if key in means else self.mean(one.question, answer)
-                except TemplateError:
+                except (TemplateError, TypeError, KeyError, IndexError, ValueError):
                     means[key] = math.nan
         return [compared(means[one.question.ids, one.first], means[one.question.ids, one.second]) for one in battles]
 

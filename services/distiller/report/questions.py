@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import numpy as np
 from jinja2.exceptions import TemplateError
 
 from services.distiller.data.corpus import Corpus
@@ -56,15 +55,15 @@ def encoded(record: Record, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _drawn(corpus: Corpus, tokenizer: Any, seed: int, longest: int) -> Iterator[Question]:
-    for offset in np.random.default_rng([seed]).permutation(corpus.held_out):
-        record = read(corpus.line(int(offset)))
+    for offset in corpus.drawn(seed):
+        record = corpus.record(int(offset), read)
         asked = _asked(record.messages)
         if not asked:
             continue
         asking = Record(messages=asked, tools=record.tools)
         try:
             ids = encoded(asking, tokenizer)
-        except (TemplateError, TypeError, KeyError, IndexError):  # the template does not take it
+        except (TemplateError, TypeError, KeyError, IndexError, ValueError):  # the template does not take it
             continue
         if 0 < len(ids) <= longest:
             yield Question(asked, record.tools, ids)

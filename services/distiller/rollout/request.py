@@ -27,6 +27,11 @@ def whole(asked: pb.PublishStudentRequest) -> pb.PublishStudentRequest:
     made.CopyFrom(asked)
     _text(made.name, "name", least=1)
     made.model = made.model or student_name(made)
+    if not asked.model and len(made.model.encode()) > MAX_ID_BYTES:
+        raise InvalidRequest(
+            f"`name` is too long to make the student's out of it: give one of {MAX_ID_BYTES} bytes at most",
+            field="model",
+        )
     _text(made.model, "model", least=1)
     _text(made.request_id, "request_id")
     if len(made.workers) > MAX_WORKERS or len(set(made.workers)) != len(made.workers):

@@ -10,7 +10,16 @@ from datetime import timedelta
 
 from google.protobuf.json_format import MessageToJson
 
-from ladr.errors import DeadlineExceeded, Draining, LadrError, NotFound, Overloaded, Unreachable, WrongState
+from ladr.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    Draining,
+    LadrError,
+    NotFound,
+    Overloaded,
+    Unreachable,
+    WrongState,
+)
 from ladr.request import MAX_ID_BYTES
 from ladr.v1 import distiller_pb2 as pb
 from services.distiller.rollout.controller import Controller
@@ -21,7 +30,9 @@ from services.distiller.rollout.store import RolloutStore
 
 _CANCEL_S = 5.0  # how long CancelRollout waits for the end
 _MOST_MODELS = 15  # behind a name, beside the student: as many as a router shares it between
+_LIST_BYTES = 3 << 20  # of a list; clients take 4 MiB unless told otherwise
 _RETRY_AFTER = timedelta(seconds=1)
+_NO_ROUTER = "the service knows no router: set distiller.router to its address, and start it again"
 
 
 class Rollouts:
@@ -70,9 +81,14 @@ class Rollouts:
             return told(kept)
         source = _source(await self._find_job(request.id), request.int8)
         if self._mesh is None:
-            raise WrongState("the service knows no router: set distiller.router to its address, and start it again")
-        with _reachable():
-            record = await self._record(self._mesh, request, digest, source)
+            raise WrongState(_NO_ROUTER)
+        try:
+            with _reachable():
+                record = await self._record(self._mesh, request, digest, source)
+        except AlreadyExists:
+            if kept := self._store.named(request.request_id, digest):  # begun by the same call, made twice at once
+                return told(kept)
+            raise
         task = asyncio.create_task(self._begin(self._mesh, record))
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
@@ -83,8 +99,15 @@ class Rollouts:
         return told(self._find(rollout_id))
 
     def list(self) -> pb.ListRolloutsResponse:
-        """Newest first."""
-        return pb.ListRolloutsResponse(rollouts=[told(one) for one in list(self._store.records.values())[::-1]])
+        """Newest first, as many as fit into a message."""
+        answer, size = pb.ListRolloutsResponse(), 0
+        for record in reversed(list(self._store.records.values())):
+            one = told(record)
+            size += one.ByteSize()
+            if answer.rollouts and size > _LIST_BYTES:
+                break
+            answer.rollouts.append(one)
+        return answer
 
     async def watch(self, rollout_id: str) -> AsyncGenerator[pb.Rollout]:
         """The roll-out now, then each change of it, until it has ended. Raises: NotFound, Overloaded, Draining."""
@@ -103,9 +126,14 @@ class Rollouts:
                 await news.wait()
 
     async def cancel(self, rollout_id: str) -> pb.Rollout:
-        """Take one back; it is told of as it is when that is done, or after some seconds. Raises: NotFound."""
+        """Take one back; it is told of as it is when that is done, or after some seconds.
+
+        Raises: NotFound. WrongState: the service knows no router now, where it would be taken back.
+        """
         record = self._find(rollout_id)
-        if record.live and self._mesh:
+        if record.live and self._mesh is None:
+            raise WrongState(_NO_ROUTER)
+        if record.live:
             self.controller.cancel(rollout_id)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CANCEL_S):

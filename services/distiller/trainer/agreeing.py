@@ -60,6 +60,6 @@ def _agrees(m: Measuring, teacher: Any, student: Any) -> dict[str, Any]:
 
 
 def _held_out(job: Job) -> Iterator[Batch]:
-    for packed in once(job.reader, job.reader.corpus.held_out, job.padding):
+    for packed in once(job.reader, job.corpus.drawn(job.spec.training.seed), job.padding):
         job.stop.check()
         yield batch([packed], job.device)

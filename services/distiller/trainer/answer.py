@@ -6,7 +6,7 @@ import time
 
 from ladr.sync_client import SyncClient
 from ladr.v1.distiller_pb2 import DistillPhase
-from services.distiller.data.answers import Asked, Count, gather
+from services.distiller.data.answers import Asked, Count, gather, records
 from services.distiller.data.corpus import find
 from services.distiller.refused import Refused
 from services.distiller.trainer.job import Job
@@ -30,9 +30,7 @@ def answer(job: Job) -> None:
     if job.settings.router is None:
         raise Refused("NO_ROUTER", "answers come through a router: set distiller.router to its address")
     source = find(data.path, job.settings.data_root)
-    with source.open("rb") as file:
-        records = sum(1 for line in file if line.strip())
-    job.meter.begin(DistillPhase.DISTILL_PHASE_ANSWER, records)
+    job.meter.begin(DistillPhase.DISTILL_PHASE_ANSWER, records(source))
     asked = Asked(data.answers_from, data.answer_tokens, job.place.root.name)
     with SyncClient(job.settings.router) as router:
         gather(source, job.place.answered, asked, router, lambda count: _tell(job, count), job.stop.check)

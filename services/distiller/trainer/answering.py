@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from jinja2.exceptions import TemplateError
+
 from services.distiller.data.pairs import Pair, read_pairs, split
 from services.distiller.report.answers import Answer, answers
 from services.distiller.report.questions import Question, ask, held_out
@@ -55,7 +57,11 @@ def asked(m: Measuring) -> Asked:
     answer_tokens = min(wanted.answer_tokens, context // 2)
     longest = min(job.spec.data.sequence_tokens, context - answer_tokens)
     pairs = split(read_pairs())[1][: wanted.refusal_pairs]
-    prompts = [ask(prompt, job.tokenizer) for pair in pairs for prompt in (pair.harmful, pair.harmless)]
+    try:
+        prompts = [ask(prompt, job.tokenizer) for pair in pairs for prompt in (pair.harmful, pair.harmless)]
+    except TemplateError as error:
+        log.warning("no refusals: the chat template does not take a question alone: %s", error)
+        pairs, prompts = [], []
     battles = held_out(job.reader.corpus, job.tokenizer, wanted.battles, job.spec.training.seed, longest)
     return Asked(battles, pairs, prompts, answer_tokens)
 

@@ -2,9 +2,9 @@
 
 checkpoints/step-00000050/
     model.safetensors      what is trained
-    optimizer.safetensors  AdamW's moments and step, as "exp_avg.NAME"
+    optimizer.safetensors  AdamW's moments and step, as "exp_avg.NAME", of all that has had a gradient
     random.safetensors     the states of torch's generators
-    state.json             step, tokens, the data's digest and position, the state of Python's generator
+    state.json             step, tokens, position in the data, the state of Python's generator
 
 A checkpoint takes its name only when all of it is on the disk. The newest two are kept; one that cannot be read is passed over.
 """
@@ -39,13 +39,11 @@ class Progress:
     Attributes:
         step: optimiser steps done.
         tokens: tokens trained on.
-        digest: of the data.
         position: of the data's stream.
     """
 
     step: int
     tokens: int
-    digest: str
     position: dict[str, Any]
 
 
@@ -55,9 +53,8 @@ def save(root: Path, progress: Progress, trained: Mapping[str, Any], optimizer: 
     Args: trained: the parameters by name.
     """
     weights = _gathered(trained, ranks)
-    moments = _gathered(
-        {f"{kind}.{name}": optimizer.state[one][kind] for name, one in trained.items() for kind in _MOMENTS}, ranks
-    )
+    moved = {name: state for name, one in trained.items() if (state := optimizer.state.get(one))}
+    moments = _gathered({f"{kind}.{name}": state[kind] for name, state in moved.items() for kind in _MOMENTS}, ranks)
     if not ranks.first:
         return
     path = root / f"step-{progress.step:08d}"
@@ -92,7 +89,10 @@ def load(path: Path, trained: Mapping[str, Any], optimizer: Any) -> Progress:
         for name, parameter in trained.items():
             parameter.copy_(like(parameter, weights.get_tensor(name)))
     with safe_open(path / "optimizer.safetensors", "pt") as moments:
+        moved = set(moments.keys())
         for name, parameter in trained.items():
+            if f"step.{name}" not in moved:  # the loss does not ask it: a pooler, a mask token
+                continue
             state = {kind: moments.get_tensor(f"{kind}.{name}") for kind in _MOMENTS}
             for kind in ("exp_avg", "exp_avg_sq"):
                 state[kind] = like(parameter, state[kind])

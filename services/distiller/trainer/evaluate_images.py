@@ -49,7 +49,7 @@ _TRAINED = {"top1", "kl", "retrieval", "accuracy"}  # what training changes
 def _agrees(job: Job, teacher: Any, student: Any) -> dict[str, Any]:
     costs = {"teacher": image_cost(teacher), "student": image_cost(student)}
     return {
-        "figures": measure(student, teacher, _held_out(job)),
+        "figures": measure(student, teacher, held_out(job)),
         "saved": costs["student"].saved(costs["teacher"]),
         "multiply_adds_a_picture": {
             name: {"head": one.head, "rest": one.rest, "attention": one.attention, "patches": one.context}
@@ -61,10 +61,10 @@ def _agrees(job: Job, teacher: Any, student: Any) -> dict[str, Any]:
     }
 
 
-def _held_out(job: Job) -> Iterator[ImageBatch]:
-    """Held-out pictures, as many as `evaluation.tokens` has patches, and at least two."""
+def held_out(job: Job) -> Iterator[ImageBatch]:
+    """Some of the held-out pictures, as many as `evaluation.tokens` has patches, and at least two."""
     count = min(max(job.spec.evaluation.tokens // job.patches, 2), MOST_PICTURES)
-    offsets = [int(offset) for offset in job.corpus.held_out[:count]]
+    offsets = [int(offset) for offset in job.corpus.drawn(job.spec.training.seed)[:count]]
     for some in chunks(offsets, job.spec.training.micro_sequences):
         job.stop.check()
         yield pictures(job, some)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import torch
 
 from ladr.errors import LadrError
@@ -18,6 +20,10 @@ def explain(error: BaseException) -> tuple[str, str]:
         return error.reason, error.message
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _allocation(error):
         return "OUT_OF_MEMORY", f"the trainer ran {_FULL}"
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "(os error 28)" in str(
+        error
+    ):  # safetensors' own
+        return "DISK_FULL", "the disk of distiller.state is full: make room, then resume the job"
     line = " ".join(str(error).split())[:300]
     return "TRAINER_FAILED", f"the trainer failed with {type(error).__name__}: {line}; its log says more"
 

@@ -21,7 +21,6 @@ class ImageLesson:
         self._job = job
         self.module = ImageDistillation(job.student, job.teacher, job.spec.objective, job.layer_map)
         spread(job, self.module, job.teacher)
-        self.digest = job.corpus.digest
         self._order = Order(job.corpus.train, job.spec.training.seed)
 
     @property

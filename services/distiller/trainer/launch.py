@@ -6,6 +6,7 @@ On several machines torchrun starts `python -m services.distiller.trainer` on ea
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from services.distiller.place import DONE, FAILED, STOPPED, Place
 from services.distiller.trainer.stop import Stop
 
+log = logging.getLogger(__name__)
 STORE = "LADR_RANKS_STORE"
 """File through which the processes find each other."""
 _PARENT = "LADR_RANKS_PARENT"
@@ -41,7 +43,8 @@ def end_with_parent() -> None:
 def run(place: Place, count: int, command: Sequence[str], stop: Stop) -> int:
     """Start the processes and wait for all; the exit status of the job.
 
-    If one fails, the others are killed: they would wait for it. Its failure is the job's.
+    If one fails, the others are killed: they would wait for it. Its failure is the job's. If one was ended by a signal, the
+    status is 128 and its number: the job may be started again.
     """
     for rank in range(count):
         failure_of(place, rank).failure.unlink(missing_ok=True)
@@ -69,7 +72,7 @@ def _watch(place: Place, children: list[subprocess.Popen[bytes]], stop: Stop) ->
     while True:
         for rank, child in enumerate(children):
             if child.poll() not in (None, DONE, STOPPED):
-                return _failed(place, rank, child.returncode)
+                return _ended(place, rank, child.returncode)
         if all(child.poll() is not None for child in children):
             return STOPPED if any(child.returncode == STOPPED for child in children) else DONE
         if stop.requested and not told:
@@ -82,13 +85,14 @@ def _watch(place: Place, children: list[subprocess.Popen[bytes]], stop: Stop) ->
             continue
 
 
-def _failed(place: Place, rank: int, status: int) -> int:
-    """The exit status of the job: of a process that a signal ended what a shell gives, so that the job may go on."""
+def _ended(place: Place, rank: int, status: int) -> int:
+    """The job's status, where a process ended so; and why, unless a signal ended it."""
     known = failure_of(place, rank).read_failure()
+    if known is None and status < 0:
+        log.warning("process %d was ended by signal %d; SIGKILL: most likely for want of memory", rank, -status)
+        return 128 - status
     if known is not None:
         place.write_failure(known.reason, known.message)
-    elif status < 0:
-        return 128 - status
     else:
         place.write_failure("TRAINER_FAILED", f"process {rank} ended with status {status}; the log says more")
     return FAILED

@@ -11,13 +11,9 @@ from services.distiller.trainer.loading import dtype
 
 
 class Lesson(Protocol):
-    """Attributes:
-    module: student, teacher and projections; its parameters that want a gradient are trained.
-    digest: of the data.
-    """
+    """Attributes: module: student, teacher and projections; its parameters that want a gradient are trained."""
 
     module: Any
-    digest: str
 
     def take(self, step: int) -> tuple[int, dict[str, float]]:
         """Add the gradient of this step; gives how many tokens it was made of, and its losses, "total" among them."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from services.distiller.refused import Refused
 from services.distiller.students import Made
 from services.distiller.trainer import models
 from services.distiller.trainer.directory import new_directory
@@ -29,6 +30,7 @@ def load(job: Job, where: str, make: Callable[[], tuple[Made, int]]) -> None:
     """Teacher, if anything needs it yet, and student: the one that an earlier start made, or a new one.
 
     Args: make: makes the student, and says how many logits are compared.
+    Raises: Refused: DATA_CHANGED: what an earlier start made and stored is of other records.
     """
     initial = job.place.initial
     top_k = job.spec.objective.teacher_top_k
@@ -40,10 +42,20 @@ def load(job: Job, where: str, make: Callable[[], tuple[Made, int]]) -> None:
         made, vocabulary = make()
         with new_directory(initial) as new:
             made.model.float().save_pretrained(new)
-            notes = {"layer_map": made.layer_map, "vocabulary": vocabulary, "description": made.description}
+            notes = {
+                "layer_map": made.layer_map,
+                "vocabulary": vocabulary,
+                "description": made.description,
+                "data": job.corpus.digest,
+            }
             (new / "student.json").write_text(json.dumps(notes))
     job.ranks.wait()
     notes = json.loads((initial / "student.json").read_bytes())
+    if notes["data"] != job.corpus.digest:
+        raise Refused(
+            "DATA_CHANGED",
+            "the data is not what it was when the job began: put the file back, or begin a new job with the new one",
+        )
     job.layer_map = tuple((one, other) for one, other in notes["layer_map"])
     job.vocabulary = notes["vocabulary"]
     job.student = models.weights(str(initial), torch.float32).train().to(first_device(job))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -87,7 +88,7 @@ def ends(where: str, tokens: Any) -> tuple[int, ...]:
 def _read(kind: Any, where: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(where, trust_remote_code=False, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:  # as the files are broken
         log.warning("%s does not read the model: %s", kind.__name__, error)
         raise Refused(
             "MODEL_UNREADABLE",

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from services.distiller.data.corpus import find, scan
-from services.distiller.data.images import Pictures
+from services.distiller.data.images import NO_LABEL, Pictures
 from services.distiller.data.order import Order
 from services.distiller.layers import classifier
 from services.distiller.objective.images import run
@@ -39,12 +39,22 @@ def prepare_images(job: Job, where: str, config: Any) -> None:
         raise Refused("NOTHING_HELD_OUT", "there is no picture to measure on: give two records or more")
     pictures(job, [int(job.corpus.train[0])])  # refuses pictures that the processor does not take
     log.info("%d pictures to train on, %d held out", len(job.corpus.train), len(job.corpus.held_out))
+    if not job.teacher_runs and all(_label(job, int(one)) == NO_LABEL for one in job.corpus.train):
+        raise Refused(
+            "ALL_LABELS_MASKED",
+            "no picture has a label, and nothing else is learned: give labels, or a kl_weight over 0",
+        )
     job.stop.check()
     load(job, where, lambda: _made(job))
     if not classifier(job.student) and not job.teacher_runs:
         raise Refused(
             "NOTHING_TO_LEARN", "an encoder without classes learns from its teacher alone: set kl_weight over 0"
         )
+
+
+def _label(job: Job, offset: int) -> int:
+    found: int = job.corpus.record(offset, job.pictures.read).label
+    return found
 
 
 def _check(spec: Spec) -> None:

@@ -29,7 +29,6 @@ class TextLesson:
         teacher = job.teacher if job.teacher_runs else None
         self.module = Distillation(job.student, teacher, self._objective, job.layer_map, vocabulary=job.vocabulary)
         spread(job, self.module, teacher)
-        self.digest = job.reader.corpus.digest
         self._stream: Stream = stream(job)
         self._pairs = split(read_pairs())[0] if self._objective.refusal_weight else []
         self._encoder = Encoder(job.tokenizer, job.ends)

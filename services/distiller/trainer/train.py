@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def train(job: Job) -> None:
     """Take the steps that are left, if there are any.
 
-    Raises: Refused: NOT_FINITE, DATA_CHANGED. Stopped: after a checkpoint.
+    Raises: Refused: NOT_FINITE. Stopped: after a checkpoint.
     """
     training = job.spec.training
     if not training.steps:
@@ -76,7 +76,7 @@ class _Run:
         self._job.meter.step(self.step, tokens, losses, {"learning_rate": rate, "gradient_norm": norm})
 
     def save(self) -> None:
-        progress = Progress(self.step, self.tokens, self._lesson.digest, self._lesson.position)
+        progress = Progress(self.step, self.tokens, self._lesson.position)
         checkpoint.save(self._job.place.checkpoints, progress, self._trained, self._optimizer, self._job.ranks)
         self._job.ranks.wait()
 
@@ -85,11 +85,6 @@ class _Run:
         if path is None:
             return
         found = checkpoint.load(path, self._trained, self._optimizer)
-        if found.digest != self._lesson.digest:
-            raise Refused(
-                "DATA_CHANGED",
-                f"the data is not what it was at step {found.step}: put the file back, or begin a new job with the new one",
-            )
         self._lesson.restore(found.position)
         self.step, self.tokens = found.step, found.tokens
         log.info("going on from step %d", self.step)

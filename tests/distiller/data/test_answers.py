@@ -103,9 +103,56 @@ async def test_a_stopped_job_goes_on_behind_its_last_whole_line(fleet: Mesh, mod
 
 
 async def test_answers_that_were_cut_off_are_not_learned(fleet: Mesh, model: str, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"raise data\.answer_tokens") as refused:
+    with pytest.raises(Refused, match=r"more data\.answer_tokens") as refused:
         await gathered(fleet, records(tmp_path / "in.jsonl", 3), tmp_path / "out" / "r.jsonl", Asked(model, 1, "cut"))
     assert refused.value.reason == "NOT_ANSWERED"
+
+
+async def test_a_job_that_got_no_answer_at_all_asks_again_when_it_is_resumed(
+    fleet: Mesh, model: str, tmp_path: Path
+) -> None:
+    source, target = records(tmp_path / "in.jsonl", 3), tmp_path / "out" / "r.jsonl"
+    with pytest.raises(Refused):
+        await gathered(fleet, source, target, Asked(model, 1, "none"))
+    assert (await gathered(fleet, source, target, Asked(model, 200, "none"))).answered == 3
+
+
+async def test_what_the_router_has_lost_is_asked_again(fleet: Mesh, model: str, tmp_path: Path) -> None:
+    source, target = records(tmp_path / "in.jsonl", 30), tmp_path / "out" / "r.jsonl"
+    lost: list[str] = []
+
+    def told(count: Count) -> None:
+        if count.all == 3:
+            with SyncClient(fleet.router.address) as router:
+                for n in range(20, 30):
+                    router.cancel_generation(name := f"lost-{2 * n + 1}")  # the numbers of their lines
+                    router.delete_generation(name)
+                    lost.append(name)
+
+    assert (await gathered(fleet, source, target, Asked(model, 200, "lost"), told)).answered == 30
+    assert len(lost) == 10
+
+
+async def test_a_file_that_changed_while_its_lines_were_asked_is_refused(
+    fleet: Mesh, model: str, tmp_path: Path
+) -> None:
+    source, target = records(tmp_path / "in.jsonl", 10), tmp_path / "out" / "r.jsonl"
+    stop = Stop()
+
+    def told(count: Count) -> None:
+        stop.requested = count.all == 2
+
+    with pytest.raises(Stopped):
+        await gathered(fleet, source, target, Asked(model, 200, "changed"), told, stop.check)
+    source.write_text(source.read_text().replace("question", "riddle"))
+    with pytest.raises(Refused, match="put the file back") as refused:
+        await gathered(fleet, source, target, Asked(model, 200, "changed"))
+    assert refused.value.reason == "DATA_CHANGED"
+
+
+async def test_why_there_is_no_answer_tells_of_both_reasons() -> None:
+    why = answers._why(Count(cut=1, failed=9, reason="no worker"))
+    assert all(part in why for part in ("1 answers were cut off", "9 failed", "no worker", "resume"))
 
 
 async def test_a_router_that_restarts_is_waited_for(fleet: Mesh, model: str, tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ def texts(corpus: Corpus, offsets: Any) -> set[str]:
         ('{"messages": [{"content": "a"}]}', "role"),
         ('{"messages": [{"role": "pirate", "content": "a"}]}', "role"),
         ('{"messages": [{"role": "user"}]}', "content"),
+        ('{"messages": [{"role": ["user"], "content": "a"}]}', "role"),
+        ('{"messages": [], "tools": [5]}', "mapping"),
+        ('{"text": "\\ud83d"}', "half a character"),
+        ('{"messages": [{"role": "user", "content": "a\\udfff"}]}', "half a character"),
     ],
 )
 def test_a_broken_line_is_named_by_its_number(tmp_path: Path, line: str, why: str) -> None:
@@ -45,6 +49,11 @@ def test_a_broken_line_is_named_by_its_number(tmp_path: Path, line: str, why: st
         scan(path, 0.1, 0)
     assert refused.value.reason == "DATA_BROKEN"
     assert why in refused.value.message
+
+
+def test_whole_characters_are_read_however_they_are_written() -> None:
+    assert read(b'{"text": "\\ud83d\\ude42"}').text == "🙂"
+    assert read('{"text": "한"}'.encode()).text == "한"
 
 
 @pytest.mark.parametrize("text", ["", "\n\n  \n"])
@@ -82,6 +91,24 @@ def test_about_the_share_that_is_asked_for_is_held_out_and_another_seed_holds_ou
     assert 320 < len(one.held_out) < 480
     assert texts(one, one.held_out) != texts(other, other.held_out)
     assert one.digest == other.digest
+
+
+def test_a_first_part_of_what_is_held_out_is_a_sample_also_of_a_sorted_file(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "c.jsonl", [{"text": str(number)} for number in range(1000)])
+    corpus = scan(path, 0.5, 0)
+    drawn = corpus.drawn(3)
+    assert sorted(drawn) == list(corpus.held_out)
+    assert (drawn == corpus.drawn(3)).all() and (drawn != corpus.drawn(4)).any()
+    assert 10 < sum(int(text) >= 500 for text in texts(corpus, drawn[:40])) < 30
+
+
+def test_a_record_that_is_none_any_more_is_said_to_have_changed(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "c.jsonl", [{"text": "a" * 50}, {"text": "b"}, {"text": "c"}])
+    corpus = scan(path, 0.1, 0)
+    path.write_text("{}\n" * 5)
+    with pytest.raises(Refused, match="resume") as refused:
+        corpus.record(int(corpus.train[-1]), read)
+    assert refused.value.reason == "DATA_CHANGED"
 
 
 def test_no_path_leads_out_of_the_data_root(tmp_path: Path) -> None:

@@ -87,6 +87,28 @@ def test_a_conversation_that_the_template_refuses_is_said_to_be_so() -> None:
         encoder(tokenizer).encode(Record(messages=TALK))
 
 
+@pytest.mark.parametrize("rewrites", [False, True])
+def test_words_that_an_assistant_begins_with_are_read_and_not_scored(rewrites: bool) -> None:
+    tokenizer = tiny.tokenizer()
+    if rewrites:
+        tokenizer.chat_template = tiny.TEMPLATE.replace(
+            "{{ message.content }}",
+            "{{ message.content }}{% if loop.last and loop.index is odd %}{{ loop.index }}{% endif %}",
+        )
+    greeting = ({"role": "assistant", "content": "Welcome."}, *TALK[1:3])
+    (document,) = encoder(tokenizer).encode(Record(messages=greeting))
+    assert tokenizer.decode(document.ids).startswith("<|start|>assistant\nWelcome.")
+    assert scored(tokenizer, document).startswith("Ja: 5 €.")
+    assert sum(one.scored for one in encoder(tokenizer).encode(Record(messages=greeting[:1]))) == 0
+
+
+def test_a_template_that_rewrites_even_the_question_is_said_to_be_so() -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = tiny.TEMPLATE.replace("{{ message.content }}", "{{ message.content }}{{ loop.last }}")
+    with pytest.raises(Untemplated, match="question"):
+        encoder(tokenizer).encode(Record(messages=TALK))
+
+
 def test_pieces_of_a_long_document_are_those_with_something_to_score() -> None:
     labels = (MASKED, MASKED, 3, MASKED, MASKED, MASKED, 7, 8)
     document = Document(tuple(range(1, 9)), labels)

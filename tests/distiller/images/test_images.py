@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torch.nn import functional
 from transformers import (
     AutoModelForImageClassification,
@@ -22,6 +25,7 @@ from transformers import (
     SiglipVisionModel,
 )
 
+from services.distiller.data.corpus import scan
 from services.distiller.data.images import NO_LABEL, Pictures
 from services.distiller.data.record import Broken
 from services.distiller.layers import layers
@@ -82,6 +86,18 @@ def test_the_loss_is_what_a_dumb_one_finds() -> None:
         wanted = dumb(student, teacher, pictures, objective)
     assert {name: float(part) for name, part in found.parts.items()} == pytest.approx(wanted, rel=1e-5)
     assert float(found.total) == pytest.approx(sum(wanted.values()), rel=1e-5)
+
+
+def test_pictures_without_labels_have_the_same_parts_and_a_gradient() -> None:
+    student, teacher = small.encoder(2), small.encoder(4, seed=1)
+    labelled = batch()
+    without = ImageBatch(labelled.pixels, torch.full_like(labelled.labels, NO_LABEL))
+    module = ImageDistillation(student, teacher, Objective(), ())
+    assert list(module(without).parts) == list(module(labelled).parts)
+    assert module(without).parts["task"] == 0
+    alone = ImageDistillation(student, teacher, Objective(kl_weight=0, attention_weight=0), ())(without)
+    alone.total.backward()
+    assert not student.classifier.weight.grad.any()
 
 
 def test_micro_batches_sum_to_the_loss_of_the_whole_batch() -> None:
@@ -180,12 +196,45 @@ def test_retrieval_counts_what_both_find(count: int, nearest: int, seed: int) ->
         ('{"image": "b.png"}', "no picture"),
         ('{"image": "../../etc/passwd"}', "outside the data root"),
         ("{", "not JSON"),
+        ('{"image": "a.png", "label": 18446744073709551616}', "number of a class"),
+        ('{"image": "a\\ud800.png"}', "half a character"),
+        ('{"image": "a\\u0000.png"}', "not a path"),
     ],
 )
 def test_a_line_that_names_no_picture_is_refused(line: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.png").touch()
     with pytest.raises(Broken, match=said):
-        Pictures(tmp_path, tmp_path, small.CLASSES).read(line.encode())
+        Pictures(tmp_path, tmp_path, 0 if "18446" in line else small.CLASSES).read(line.encode())
+
+
+def opened(directory: Path, image: Any, **options: Any) -> Any:
+    """A picture as it is learned from, once it was saved in some form."""
+    image.save(directory / "a.tiff", **options)
+    file = directory / "c.jsonl"
+    file.write_text('{"image": "a.tiff"}\n{"image": "a.tiff", "label": 1}\n')
+    pictures = Pictures(directory, directory)
+    corpus = scan(file, 0.1, 0, pictures.read)
+    return np.asarray(pictures.opened(corpus, int(corpus.train[0]))[0])
+
+
+def test_a_picture_of_16_bits_is_no_brighter_than_it_was(tmp_path: Path) -> None:
+    grey = np.arange(0, 65536, 256, dtype=np.uint16).reshape(16, 16)
+    assert (opened(tmp_path, Image.fromarray(grey)) == (grey // 256)[..., None]).all()
+
+
+def test_a_picture_whose_white_nobody_knows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="8 or 16 bits"):
+        opened(tmp_path, Image.fromarray(np.ones((4, 4), dtype=np.float32)))
+
+
+def test_a_picture_that_is_taken_away_meanwhile_is_named(tmp_path: Path) -> None:
+    small.write(tmp_path / "g", 4)
+    pictures = Pictures(tmp_path, tmp_path / "g")
+    corpus = scan(tmp_path / "g" / "pictures.jsonl", 0.1, 0, pictures.read)
+    shutil.rmtree(tmp_path / "g" / "pictures")
+    with pytest.raises(Refused, match=r"no picture pictures/\d\.png") as refused:
+        pictures.opened(corpus, int(corpus.train[0]))
+    assert refused.value.reason == "DATA_CHANGED"
 
 
 KINDS = (

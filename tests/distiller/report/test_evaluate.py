@@ -128,6 +128,19 @@ def test_a_teacher_that_does_not_chat_is_asked_nothing(workshop: Workshop) -> No
     assert (read(place)["arena"], read(place)["refusals"]) == (None, [])
 
 
+def test_a_teacher_whose_template_wants_more_than_a_question_has_battles_and_no_refusals(workshop: Workshop) -> None:
+    (workshop.root / "models" / "tiny" / "chat_template.jinja").write_text(
+        "{% if messages[0].role != 'system' %}{{ raise_exception('begin with a system turn') }}{% endif %}"
+        + tiny.TEMPLATE
+    )
+    system = {"role": "system", "content": "add"}
+    records = [{"messages": [system, *one["messages"]]} for one in tiny.conversations(40)]
+    tiny.write(workshop.root / "data" / "c.jsonl", records)
+    place = workshop.job(evaluation=EVALUATION, **QUICK)
+    assert workshop.run(place) == DONE
+    assert read(place)["arena"] and read(place)["refusals"] == []
+
+
 def test_there_are_never_more_than_two_models(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     most, now = 0, 0
     using = measuring.Measuring.using

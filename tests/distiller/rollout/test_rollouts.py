@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from google.protobuf.json_format import MessageToJson
 
 from ladr import Client, errors
 from ladr.distill_calls import rollout_state
-from services.distiller.rollout.store import MOST_LIVE
+from ladr.v1 import distiller_pb2 as pb
+from services.distiller.rollout.record import Record
+from services.distiller.rollout.service import Rollouts
+from services.distiller.rollout.store import MOST_LIVE, RolloutStore
 from tests.distiller.distillers import process
 from tests.distiller.rollout.meshes import JOB, STUDENT, Fleet, ended, fleet, publisher, request, staged, until
 from tests.load import Load, eligible
@@ -212,6 +216,7 @@ async def test_what_cannot_be_published_is_refused(there: Fleet, tmp_path: Path)
         for wrong, field in [
             ({"name": ""}, "name"),
             ({"model": "x" * 129}, "model"),
+            ({"name": "x" * 128, "model": ""}, "model"),
             ({"request_id": "x" * 129}, "request_id"),
             ({"stages": [0.5, 0.5]}, "stages"),
             ({"stages": [0.0]}, "stages"),
@@ -259,6 +264,47 @@ async def test_there_are_no_more_at_once_than_may_be(there: Fleet, tmp_path: Pat
         for name in names:
             assert await there.split(name) == {"chat": 1}
             await there.set_split({}, name)
+
+
+async def test_a_list_of_long_rollouts_has_the_newest_that_fit_into_a_message(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path / "rollouts.db")
+    asked = MessageToJson(request(workers=[f"worker-{number:0100}" for number in range(1000)]))
+    for number in range(60):
+        store.note(Record(str(number), asked, "", "chat", {"chat": 1.0}, "students/1", number, number))
+    found = Rollouts(store, None, _none, str, 1).list()
+    assert 10 < len(found.rollouts) < 60 and found.ByteSize() < 4 << 20
+    assert [one.id for one in found.rollouts] == [str(59 - place) for place in range(len(found.rollouts))]
+
+
+async def test_one_that_goes_on_is_not_taken_back_without_a_router(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path / "rollouts.db")
+    store.note(Record("1", MessageToJson(request()), "", "chat", {"chat": 1.0}, "students/1", 1, 1))
+    with pytest.raises(errors.WrongState, match=r"distiller\.router"):
+        await Rollouts(store, None, _none, str, 1).cancel("1")
+
+
+async def test_the_same_call_twice_at_once_is_one_rollout(there: Fleet, tmp_path: Path) -> None:
+    async with publisher(tmp_path, there.router.address) as (app, client):
+        rollouts = app.rollouts
+        quick, inside, go_on = rollouts._find_job, asyncio.Event(), asyncio.Event()
+
+        async def slow(job_id: str) -> pb.DistillJob:
+            inside.set()
+            await go_on.wait()
+            return await quick(job_id)
+
+        rollouts._find_job = slow
+        first = asyncio.create_task(client.publish_student(request(request_id="once", stage_s=20)))
+        await inside.wait()
+        rollouts._find_job = quick
+        second = await client.publish_student(request(request_id="once", stage_s=20))
+        go_on.set()
+        assert (await first).id == second.id
+        await client.cancel_rollout(second.id)
+
+
+async def _none(job_id: str) -> pb.DistillJob:
+    raise errors.NotFound(job_id)
 
 
 async def test_a_service_without_a_router_says_so(there: Fleet, tmp_path: Path) -> None:

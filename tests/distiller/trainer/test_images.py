@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 from transformers import AutoModelForImageClassification
 
-from services.distiller.place import DONE, FAILED
+from services.distiller.data.corpus import scan
+from services.distiller.data.images import Pictures
+from services.distiller.place import DONE, FAILED, STOPPED
+from services.distiller.spec import Spec
+from services.distiller.trainer import models
+from services.distiller.trainer.evaluate_images import held_out
+from services.distiller.trainer.job import Job
+from services.distiller.trainer.stop import Stop
 from tests.distiller.images import small
 from tests.distiller.trainer.conftest import Workshop, curve, weights
+from tests.distiller.trainer.test_interrupted import StopsAfter
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +70,18 @@ def test_a_student_encoder_comes_to_agree_with_its_teacher(gallery: Workshop) ->
     assert "<html" in (place.report / "report.html").read_text()
 
 
+def test_an_encoder_without_classes_learns_features_also_where_a_part_of_it_has_no_gradient(gallery: Workshop) -> None:
+    small.save(small.encoder(3, classes=0), gallery.root / "models" / "plain")  # read again it has a pooler
+    training = {**JOB["training"], "steps": 6, "checkpoint_steps": 2}
+    one, other = (gallery.job(name, **{**JOB, "teacher": "plain", "training": training}) for name in ("one", "other"))
+    assert gallery.run(one) == DONE
+    assert gallery.run(other, StopsAfter(other, 3)) == STOPPED
+    assert gallery.run(other) == DONE
+    assert weights(one) == weights(other)
+    assert {"features", "attention", "total"} == set(curve(one)[6])
+    assert "retrieval" in json.loads((one.report / "report.json").read_bytes())["figures"]
+
+
 def test_an_interrupted_training_on_pictures_ends_as_one_that_was_not(gallery: Workshop) -> None:
     one, other = gallery.job("one", **JOB), gallery.job("other", **JOB)
     assert gallery.run(one) == DONE
@@ -71,6 +91,22 @@ def test_an_interrupted_training_on_pictures_ends_as_one_that_was_not(gallery: W
     assert curve(one) == curve(other)
 
 
+def test_of_a_file_that_is_sorted_by_class_every_class_is_measured(gallery: Workshop) -> None:
+    directory = gallery.root / "data" / "gallery"
+    lines = (directory / "pictures.jsonl").read_text().splitlines()
+    (directory / "pictures.jsonl").write_text("\n".join(sorted(lines, key=lambda line: json.loads(line)["label"])))
+    pictures = Pictures(gallery.settings.data_root, directory, small.CLASSES)
+    corpus = scan(directory / "pictures.jsonl", 0.5, 0, pictures.read)
+    processor = models.image_processor(str(gallery.root / "models" / "encoder"))
+    spec = Spec.model_validate({"evaluation": {"tokens": 200}})
+    nothing: Any = None
+    job = Job(nothing, spec, gallery.settings, nothing, "cpu", Stop(), nothing, processor)
+    job.corpus, job.pictures, job.patches = corpus, pictures, 16
+    labels = [int(label) for batch in held_out(job) for label in batch.labels]
+    assert len(labels) == 12
+    assert set(labels) == set(range(small.CLASSES))
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -78,11 +114,17 @@ def test_an_interrupted_training_on_pictures_ends_as_one_that_was_not(gallery: W
         ({"data": {"path": "c.jsonl"}}, "DATA_BROKEN"),
         ({"objective": {"teacher_top_k": 2, "kl_weight": 0.8}}, "UNSUPPORTED"),
         ({"student": {"layers": 9}}, "LAYERS_MISMATCH"),
+        (
+            {"data": {"path": "gallery/bare.jsonl"}, "objective": {"kl_weight": 0, "attention_weight": 0}},
+            "ALL_LABELS_MASKED",
+        ),
     ],
 )
 def test_what_an_image_encoder_cannot_have_is_refused_before_the_first_step(
     changes: dict[str, Any], reason: str, gallery: Workshop
 ) -> None:
+    bare = [{"image": f"pictures/{n}.png"} for n in range(4)]
+    (gallery.root / "data" / "gallery" / "bare.jsonl").write_text("\n".join(map(json.dumps, bare)))
     place = gallery.job(
         **{group: {**JOB[group], **changes.get(group, {})} for group in JOB if group != "teacher"}, teacher="encoder"
     )
@@ -96,4 +138,6 @@ def test_a_broken_picture_is_named(gallery: Workshop) -> None:
         file.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     place = gallery.job(**JOB)
     assert gallery.run(place) == FAILED
-    assert place.read_failure().reason == "DATA_BROKEN" and ".png" in place.read_failure().message
+    failure = place.read_failure()
+    assert failure.reason == "DATA_BROKEN"
+    assert ".png" in failure.message and "resume" in failure.message and str(gallery.root) not in failure.message

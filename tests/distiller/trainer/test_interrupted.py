@@ -95,13 +95,12 @@ def test_a_process_that_fails_takes_the_others_with_it_and_its_reason_is_the_job
     assert (failure.reason, failure.message) == ("NOT_FINITE", "lower it")
 
 
-def test_a_job_ends_as_its_killed_process_did_so_that_it_is_started_again(tmp_path: Path) -> None:
+def test_a_process_that_was_killed_fails_no_job_which_is_started_again(tmp_path: Path) -> None:
     place = Place(tmp_path)
     code = "import os, time; time.sleep(600) if os.environ['RANK'] == '0' else os.kill(os.getpid(), 9)"
     status = launch.run(place, 2, [sys.executable, "-c", code], Stop())
-    assert status == 128 + signal.SIGKILL
     assert place.read_failure() is None
-    assert isinstance(outcome(place, status, False, 1, tmp_path), Die)
+    assert isinstance(outcome(place, status, told=False, start=1, models=tmp_path), Die)
 
 
 def test_the_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
@@ -125,12 +124,22 @@ def test_the_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     parent.stdout.close()
 
 
-def test_data_that_changed_meanwhile_is_refused(workshop: Workshop) -> None:
-    place = workshop.job()
-    assert workshop.run(place, StopsAfter(place, 2)) == STOPPED
+class StopsAtTheFirstStep(StopsAfter):
+    """Asks to stop once the teacher's logits are stored."""
+
+    @property
+    def requested(self) -> bool:  # type: ignore[override]
+        return (self._place.taught / "complete.json").exists()
+
+
+@pytest.mark.parametrize("stop", [StopsAfter, StopsAtTheFirstStep])
+def test_data_that_changed_meanwhile_is_refused(workshop: Workshop, stop: type[StopsAfter]) -> None:
+    place = workshop.job(objective={"teacher_top_k": 8})
+    assert workshop.run(place, stop(place, 2)) == STOPPED
+    assert place.checkpoints.exists() == (stop is StopsAfter)
     tiny.write(workshop.root / "data" / "c.jsonl", tiny.conversations(61))
     assert workshop.run(place) == FAILED
     failure = place.read_failure()
     assert failure is not None
     assert failure.reason == "DATA_CHANGED"
-    assert "step 2" in failure.message
+    assert "put the file back" in failure.message

@@ -89,12 +89,12 @@ def trained(seed: int) -> tuple[dict[str, torch.Tensor], torch.optim.Optimizer]:
 
 def test_a_checkpoint_brings_everything_back(tmp_path: Path) -> None:
     parameters, optimizer = trained(0)
-    checkpoint.save(tmp_path, Progress(3, 5, "d", {"epoch": 1}), parameters, optimizer, Ranks())
+    checkpoint.save(tmp_path, Progress(3, 5, {"epoch": 1}), parameters, optimizer, Ranks())
     drawn = torch.rand(3), random.random()
     others, other = trained(1)
     path = checkpoint.newest(tmp_path)
     assert path is not None
-    assert checkpoint.load(path, others, other) == Progress(3, 5, "d", {"epoch": 1})
+    assert checkpoint.load(path, others, other) == Progress(3, 5, {"epoch": 1})
     assert torch.equal(torch.rand(3), drawn[0])
     assert random.random() == drawn[1]
     for name, parameter in parameters.items():
@@ -107,13 +107,13 @@ def test_a_checkpoint_brings_everything_back(tmp_path: Path) -> None:
 def test_a_torn_checkpoint_is_passed_over_and_the_newest_two_are_kept(tmp_path: Path, file: str) -> None:
     parameters, optimizer = trained(0)
     for step in (1, 2, 3):
-        checkpoint.save(tmp_path, Progress(step, 0, "", {}), parameters, optimizer, Ranks())
+        checkpoint.save(tmp_path, Progress(step, 0, {}), parameters, optimizer, Ranks())
     (tmp_path / "step-00000009.new").mkdir()
     assert sorted(path.name for path in tmp_path.glob("step-*[0-9]")) == ["step-00000002", "step-00000003"]
     torn = tmp_path / "step-00000003" / file
     torn.write_bytes(torn.read_bytes()[:-3])
     assert checkpoint.newest(tmp_path) == tmp_path / "step-00000002"
-    checkpoint.save(tmp_path, Progress(3, 0, "", {}), parameters, optimizer, Ranks())
+    checkpoint.save(tmp_path, Progress(3, 0, {}), parameters, optimizer, Ranks())
     assert checkpoint.newest(tmp_path) == tmp_path / "step-00000003"
 
 

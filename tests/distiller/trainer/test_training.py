@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -186,6 +188,7 @@ def test_a_student_of_another_vocabulary_is_refused_before_the_first_step(worksh
         ({"data": {"path": "broken.jsonl"}}, "DATA_BROKEN"),
         ({"data": {"sequence_tokens": 512}}, "CONTEXT_TOO_SHORT"),
         ({"student": {"layers": 9}}, "LAYERS_MISMATCH"),
+        ({"teacher": "torn"}, "MODEL_UNREADABLE"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_first_step(
@@ -196,6 +199,8 @@ def test_what_does_not_fit_is_refused_before_the_first_step(
     (data / "broken.jsonl").write_text('{"text": "a"}\n{"text"\n')
     tiny.write(data / "mute.jsonl", [{"messages": [{"role": "user", "content": f"{n}"}]} for n in range(5)])
     (workshop.root / "models" / "empty").mkdir()
+    torn = tiny.save(workshop.root / "models" / "torn") / "model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-100])
     place = workshop.job(**changes)
     assert workshop.run(place) == FAILED
     assert failure(place)[0] == reason
@@ -226,3 +231,14 @@ def test_no_more_memory_is_told_from_other_failures() -> None:
         assert reason == "OUT_OF_MEMORY"
         assert "micro_sequences" in message
     assert explain(KeyError("x"))[0] == "TRAINER_FAILED"
+
+
+def test_a_full_disk_is_told_from_other_failures() -> None:
+    for error in (
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ):
+        reason, message = explain(error)
+        assert reason == "DISK_FULL"
+        assert "resume" in message
+    assert explain(FileNotFoundError(errno.ENOENT, "gone"))[0] == "TRAINER_FAILED"
