@@ -20,6 +20,7 @@ from services.distiller.objective.batch import Batch
 from services.distiller.place import Place
 from services.distiller.trainer import models
 from services.distiller.trainer.batches import batch, chunks
+from services.distiller.trainer.card import complete
 from services.distiller.trainer.directory import new_directory
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.loading import dtype
@@ -94,6 +95,7 @@ def _write(job: Job) -> None:
         verdict = {"publish": not (why := _why(job, kl)), "why": why}
         update = {"steps": tuple(steps), "kl": kl, **sizes, **verdict}
         (new / FILE).write_text(notes.model_copy(update=update).model_dump_json(indent=1))
+        complete(new, job)
 
 
 def _notes(job: Job, kind: Kind, result: Result, dialogues: Dialogues) -> Notes:
