@@ -1,4 +1,4 @@
-"""What lies beside a student's weights, also those in 8 bits: a model card, as Hugging Face has it, and the hashes of all files."""
+"""What lies beside a student's weights, also in 8 bits: a model card, as Hugging Face has it, and the hashes of all files."""
 
 from __future__ import annotations
 
