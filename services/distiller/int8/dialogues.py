@@ -10,7 +10,7 @@ import numpy as np
 from services.distiller.data.packing import Packed
 from services.distiller.data.stream import Reader, once
 
-PROBE_TOKENS = 3072
+PROBE_TOKENS = 2048
 """Scored tokens that choices are made on."""
 
 

@@ -23,7 +23,7 @@ RATE = 3e-4
 WARM_UP = 3
 STEP_TOKENS = 1024
 """Of a step, or one batch if that is more."""
-MOST_STEPS = 24
+MOST_STEPS = 16
 CHECK_STEPS = 8
 """Steps between two looks at the probe."""
 _Adapters = dict[str, tuple[Any, Any]]

@@ -37,6 +37,8 @@ def test_a_student_says_what_it_is_and_its_hashes_are_right(workshop: Workshop) 
     named = checked(place.student)
     assert named == {file.name for file in place.student.iterdir()} - {"SHA256SUMS"}
     assert {"README.md", "model.safetensors", "tokenizer.json"} <= named
+    assert not place.student_int8.exists()
+    assert "int8" not in json.loads((place.report / "report.json").read_bytes())
 
 
 def checked(directory: Path) -> set[str]:
