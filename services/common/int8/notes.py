@@ -17,13 +17,14 @@ class Damaged(ValueError):
 
 
 class Step(BaseModel):
-    """What was done, and the KL after it in nats a token. `said`: what came of it, in a sentence."""
+    """What was done, and the KL after it in nats a token. `bytes`: of the weights then; `said`: what came of it."""
 
     model_config = ConfigDict(frozen=True)
 
     step: str
     kl: float
     seconds: float = 0.0
+    bytes: int = 0
     said: str = ""
 
 

@@ -1,53 +1,75 @@
-"""Which layers lose most by being int8, and how few of them must stay as they were."""
+"""Which layers lose most by being int8, and how few of them must stay as they were.
+
+Layers of one kind (all `down_proj`, or the output head) suffer from the same outliers, so whole kinds are compared: a handful
+of measurements, each of an effect that few tokens show. Single layers are compared only in the kind that reaches the goal.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from services.distiller.int8.known import Known
 from services.distiller.int8.quantised import Quantised
 
 SHARE = 0.25
 """Of the layers, at most so many are kept."""
-SPLIT = 2
-"""Kinds of layer (say all `down_proj`) whose layers are looked at one by one."""
-_MARGIN = 0.95
-"""What is chosen on the probe aims a little below the goal, for it is measured elsewhere."""
 
 
-def keep_sensitive(quantised: Quantised, few: Known, probe: Known, goal: float, check: Callable[[], None]) -> None:
-    """Keep the fewest layers with which the KL on the probe is at the goal; all that may be kept, if that is not reached.
+def keep_sensitive(quantised: Quantised, few: Known, probe: Known, aim: float, check: Callable[[], None]) -> None:
+    """Keep layers until the KL on the probe is at the aim: kinds whole, of the last one no more than it takes.
 
+    Where that is not reached, all kinds that help and of which the share allows it are kept.
     Args:
-        few: some of the probe: enough to tell which layer is worse than which, by many measurements.
+        few: some of the probe: enough to tell which is worse than which, by many measurements.
         check: called between two measurements; whatever it raises goes on.
     """
 
-    def kl(kept: Sequence[str], known: Known = few) -> float:
+    def kl(kept: Collection[str], known: Known = few) -> float:
         check()
         quantised.keep(kept)
         return known.kl(quantised.model)
 
-    ranked = by_gain(quantised, kl(()), kl)
-    quantised.keep(ranked[: fewest(len(ranked), lambda count: kl(ranked[:count], probe) <= _MARGIN * goal)])
+    quantised.keep(chosen(quantised.names, kl, lambda kept: kl(kept, probe) <= aim))
 
 
-def by_gain(quantised: Quantised, before: float, kl: Callable[[Sequence[str]], float]) -> list[str]:
-    """The layers that are worth most, best first: how much the KL falls when one alone is kept. At most SHARE of all.
+def chosen(
+    names: Sequence[str], kl: Callable[[Sequence[str]], float], enough: Callable[[Sequence[str]], bool]
+) -> list[str]:
+    """The layers to keep. Args: kl: with these kept; enough: whether no more are needed."""
+    room = max(1, int(SHARE * len(names)))
+    kept: list[str] = []
+    for gain, kind in by_gain(kinds(names), kept, kl):
+        if gain <= 0:
+            break
+        if len(kept) + len(kind) > room:
+            continue
+        if enough([*kept, *kind]):
+            single = [name for _, (name,) in by_gain([[name] for name in kind], kept, kl)]
+            return [*kept, *single[: _fewest(single, kept, enough)]]
+        kept += kind
+    return kept
 
-    First kinds are measured whole, then the layers of the worst kinds one by one.
-    """
-    kinds: defaultdict[str, list[str]] = defaultdict(list)
-    for name in quantised.names:
-        kinds[name.rpartition(".")[2]].append(name)
-    gain = {kind: before - kl(names) for kind, names in kinds.items()}
-    worst = sorted((kind for kind in kinds if len(kinds[kind]) > 1), key=lambda kind: -gain[kind])[:SPLIT]
-    single = [kind for kind in kinds if len(kinds[kind]) == 1]
-    gains = {kinds[kind][0]: gain[kind] for kind in single}
-    gains |= {name: before - kl([name]) for kind in worst for name in kinds[kind]}
-    helping = sorted((name for name in gains if gains[name] > 0), key=lambda name: -gains[name])
-    return helping[: max(1, int(SHARE * len(quantised.names)))]
+
+def _fewest(single: Sequence[str], kept: Sequence[str], enough: Callable[[Sequence[str]], bool]) -> int:
+    return fewest(len(single), lambda count: enough([*kept, *single[:count]]))
+
+
+def kinds(names: Iterable[str]) -> list[list[str]]:
+    """Layers by the last part of their name."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        found[name.rpartition(".")[2]].append(name)
+    return list(found.values())
+
+
+def by_gain(
+    groups: Iterable[list[str]], kept: Sequence[str], kl: Callable[[Sequence[str]], float]
+) -> list[tuple[float, list[str]]]:
+    """How much lower the KL is with each group beside `kept`, for each layer of it; most first."""
+    before = kl(kept)
+    gains = [((before - kl([*kept, *group])) / len(group), group) for group in groups]
+    return sorted(gains, key=lambda one: -one[0])
 
 
 def fewest(count: int, enough: Callable[[int], bool]) -> int:

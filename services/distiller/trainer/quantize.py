@@ -20,6 +20,7 @@ from services.distiller.objective.batch import Batch
 from services.distiller.place import Place
 from services.distiller.trainer import models
 from services.distiller.trainer.batches import batch, chunks
+from services.distiller.trainer.card import complete
 from services.distiller.trainer.directory import new_directory
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.loading import dtype
@@ -59,13 +60,13 @@ def with_int8(report: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def _write(job: Job) -> None:
-    spec, training = job.spec.int8, job.spec.training
+    spec = job.spec.int8
     reference = models.weights(str(job.place.student), "float32").eval().requires_grad_(False).to(job.device)
-    dialogues = share_out(job.reader, spec.dialogues, training.seed, job.padding)
+    dialogues = share_out(job.reader, spec.dialogues, job.spec.training.seed, job.padding)
     log.info("calibrating on %d dialogues, measuring on %d others", dialogues.fitted, dialogues.kept_apart)
     material = Material(
         _batches(job, dialogues.probe),
-        [_batches(job, some) for some in chunks(dialogues.fit, training.batch_sequences)],
+        [batch([one], job.device) for one in dialogues.fit],
         _batches(job, dialogues.measured),
     )
     steps: list[Step] = []
@@ -89,11 +90,13 @@ def _write(job: Job) -> None:
         job.tokenizer.save_pretrained(new)
         began_s = time.monotonic()
         kl = result.measured.kl(read(new, torch.float32, job.device))
-        step(Step(step="saved", kl=kl, seconds=time.monotonic() - began_s, said="as it is read back"))
         sizes = {"bytes_before": _bytes(job.place.student), "bytes_after": _bytes(new)}
+        took_s = time.monotonic() - began_s
+        step(Step(step="saved", kl=kl, seconds=took_s, bytes=sizes["bytes_after"], said="as it is read back"))
         verdict = {"publish": not (why := _why(job, kl)), "why": why}
         update = {"steps": tuple(steps), "kl": kl, **sizes, **verdict}
         (new / FILE).write_text(notes.model_copy(update=update).model_dump_json(indent=1))
+        complete(new, job)
 
 
 def _notes(job: Job, kind: Kind, result: Result, dialogues: Dialogues) -> Notes:

@@ -26,7 +26,7 @@ from tests.distiller.trainer.conftest import Workshop, progress
 
 REPAIRED = {"kind": "w8a8", "threshold": 1e-7, "goal": 1e-7}
 """No model of some thousand weights is so near: all repairs are made, and it may not serve."""
-SHORT = {"steps": 2}
+SHORT = {"steps": 1}
 
 
 def report(place: Place) -> dict[str, Any]:
@@ -72,31 +72,22 @@ def test_a_job_leaves_an_int8_form_that_loads_and_tells_of_each_repair(workshop:
     assert phases == ["PREPARE", "TRAIN", "SAVE", "QUANTIZE", "EVALUATE"]
 
 
-def test_above_the_threshold_it_serves_only_if_that_was_wanted(workshop: Workshop) -> None:
+def test_above_the_threshold_it_serves_only_if_that_was_wanted_and_is_no_teacher(workshop: Workshop) -> None:
     smooth = {**REPAIRED, "repairs": ["smooth"]}
     above = workshop.job("above", training=SHORT, int8=smooth)
     wanted = workshop.job("wanted", training=SHORT, int8={**smooth, "publish_above": True})
-    under = workshop.job("under", training=SHORT, int8={"kind": "w8a8", "threshold": 10.0})
-    assert [workshop.run(one) for one in (above, wanted, under)] == [DONE] * 3
-    students = workshop.settings.model_root / "students"
+    assert [workshop.run(one) for one in (above, wanted)] == [DONE] * 2
     assert published(workshop, above) == ""
-    assert not (students / "above-int8").exists()
+    assert not (workshop.settings.model_root / "students" / "above-int8").exists()
     assert "above int8.threshold" in report(above)["int8"]["why"]
-    for place in (wanted, under):
-        name = place.root.name
-        assert published(workshop, place) == f"students/{name}-int8"
-        assert report(place)["int8"]["why"] == ""
-        for file in place.student_int8.iterdir():
-            assert (students / f"{name}-int8" / file.name).stat().st_ino == file.stat().st_ino
-    assert [one["step"] for one in report(under)["int8"]["steps"]] == ["quantised", "saved"]
-
-
-def test_a_job_that_wants_none_has_none(workshop: Workshop) -> None:
-    place = workshop.job(training=SHORT)
-    assert workshop.run(place) == DONE
-    assert not place.student_int8.exists()
-    assert "int8" not in report(place)
-    assert published(workshop, place) == ""
+    source = published(workshop, wanted)
+    assert source == "students/wanted-int8"
+    assert report(wanted)["int8"]["why"] == ""
+    again = workshop.job("again", student={"kind": "model", "source": source})
+    assert workshop.run(again) != DONE
+    said = again.read_failure()
+    assert said is not None
+    assert "8 bits" in said.message
 
 
 def test_what_is_done_is_not_done_again_and_a_stop_comes_between_the_steps(
@@ -120,13 +111,12 @@ def test_what_is_done_is_not_done_again_and_a_stop_comes_between_the_steps(
     assert (place.student_int8 / "model-00000.safetensors").stat() == before
 
 
-@pytest.mark.parametrize("kind", ["weight_only", "w8a8"])
-def test_a_model_is_quantised_without_a_step_of_training(workshop: Workshop, kind: str) -> None:
+def test_under_the_threshold_it_serves_also_without_a_step_of_training(workshop: Workshop) -> None:
     place = workshop.job(
         student={"kind": "model", "source": "tiny"},
         training={"steps": 0, "dtype": "bfloat16"},
         objective={"teacher_top_k": 4},
-        int8={"kind": kind, "threshold": 10.0},
+        int8={"kind": "weight_only", "threshold": 10.0},
     )
     assert workshop.run(place) == DONE
     phases = list(dict.fromkeys(DistillPhase.Name(one.phase)[14:] for one in progress(place)))
@@ -135,19 +125,14 @@ def test_a_model_is_quantised_without_a_step_of_training(workshop: Workshop, kin
     found = report(place)
     assert found["curve"] == []
     assert found["figures"]["kl"] < 0.01  # bfloat16 is all that is between them
-    assert found["int8"]["kind"] == kind
+    assert found["int8"]["kind"] == "weight_only"
+    assert found["int8"]["why"] == ""
+    assert [one["step"] for one in found["int8"]["steps"]] == ["quantised", "saved"]
+    assert [one["bytes"] for one in found["int8"]["steps"]][1] == found["int8"]["bytes_after"]
     assert read(place.student_int8).model.embed_tokens.weight.dtype == torch.bfloat16
-
-
-def test_a_model_in_8_bits_is_no_teacher(workshop: Workshop) -> None:
-    place = workshop.job("first", training=SHORT, int8={"kind": "w8a8", "threshold": 10.0})
-    assert workshop.run(place) == DONE
-    source = published(workshop, place)
-    again = workshop.job("again", student={"kind": "model", "source": source})
-    assert workshop.run(again) != DONE
-    said = again.read_failure()
-    assert said is not None
-    assert "8 bits" in said.message
+    assert published(workshop, place) == "students/job-int8"
+    for file in place.student_int8.iterdir():
+        assert (workshop.settings.model_root / "students/job-int8" / file.name).stat().st_ino == file.stat().st_ino
 
 
 def test_what_is_measured_on_is_not_what_is_fitted_to(workshop: Workshop) -> None:
