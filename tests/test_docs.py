@@ -103,7 +103,7 @@ async def test_every_link_between_pages_leads_somewhere() -> None:
 async def test_every_make_target_and_command_that_is_named_exists() -> None:
     text = "\n".join(page.read_text() for page in [*DOCS, ROOT / "CONTRIBUTING.md"])
     makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"`make (\w+)", text)):
+    for target in set(re.findall(r"`make ([\w-]+)", text)):
         assert re.search(rf"^{target}:", makefile, re.M), target
     for command in set(re.findall(r"^ladr (\w+)", text, re.M)):
         status, output = await run(sys.executable, "-m", "ladr", command, "--help")

@@ -34,6 +34,7 @@ WORKERS = {
     "late": {"LADR_WORKER__MODELS": '[{"name": "sixth"}]', "LADR_WORKER__SIMULATED__LOAD": "1s"},
     "full": {"LADR_WORKER__MODELS": '[{"name": "fifth"}]', "LADR_WORKER__MAX_MODELS": "1"},
 }
+OWN = {"chat", "other", "third", "fourth", "fifth", "sixth"}
 
 
 @dataclass
@@ -64,11 +65,18 @@ class Fleet:
         return {model.name for model in report.models}
 
     async def clear(self) -> None:
-        """Take out what is not in WORKERS."""
+        """Take out what is not in WORKERS, and wait until the router has heard of that."""
         for worker, process in self.workers.items():
-            for model in await self.models(worker) - {"chat", "other", "third", "fourth", "fifth", "sixth"}:
+            for model in await self.models(worker) - OWN:
                 async with channel_to(process.address) as channel:
                     await worker_pb2_grpc.WorkerStub(channel).UnloadModel(UnloadModelRequest(name=model))
+        async with asyncio.timeout(10):
+            while await self._known_to_the_router() - OWN:  # noqa: ASYNC110  # another process's state
+                await asyncio.sleep(0.02)
+
+    async def _known_to_the_router(self) -> set[str]:
+        found = await router_pb2_grpc.RouterStub(self.channel).ListWorkers(router_pb2.ListWorkersRequest())
+        return {model.name for worker in found.workers for model in worker.report.models}
 
     async def load(self, worker: str, model: str) -> None:
         async with channel_to(self.workers[worker].address) as channel:
