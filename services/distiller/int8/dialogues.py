@@ -32,15 +32,16 @@ class Dialogues:
 
 
 def share_out(reader: Reader, most: int, seed: int, padding: int) -> Dialogues:
-    """Measured are records that were held out, a fifth of all at most; the others come of those trained on, drawn by the seed.
+    """Measured are records that were held out, a fifth of all at most; the others come of those trained on. Both are drawn by
+    the seed.
 
     Args: most: dialogues in all; there is at least one of each kind.
     """
     corpus = reader.corpus
     total = min(most, len(corpus.train) + len(corpus.held_out))
-    apart = _with_something(reader, corpus.held_out, max(1, total // 5))
-    order = np.random.default_rng([seed, 8]).permutation(len(corpus.train))
-    others = _with_something(reader, corpus.train[order], max(1, total - len(apart)))
+    draw = np.random.default_rng([seed, 8])
+    apart = _with_something(reader, draw.permutation(corpus.held_out), max(1, total // 5))
+    others = _with_something(reader, draw.permutation(corpus.train), max(1, total - len(apart)))
     measured = list(once(reader, np.array(apart, dtype=np.int64), padding))
     sequences = list(once(reader, np.array(others, dtype=np.int64), padding))
     count = _probe_count([one.scored for one in sequences])

@@ -31,7 +31,7 @@ class LikelihoodJudge:
     tokenizer: Any
 
     def judge(self, battles: Sequence[Battle]) -> list[Verdict]:
-        """A question that the reference's chat template does not take is a tie that is unreadable."""
+        """A question that the reference does not take, by its chat template or its context, is a tie that is unreadable."""
         means: dict[tuple[Any, Answer], float] = {}
         for one in battles:
             for answer in (one.first, one.second):  # the teacher's is in several battles
@@ -51,6 +51,9 @@ class LikelihoodJudge:
             return -math.inf
         if answer.ended and self.tokenizer.eos_token_id is not None:
             said.append(self.tokenizer.eos_token_id)
+        longest = getattr(self.model.config, "max_position_embeddings", None)
+        if longest and len(prompt) + len(said) > longest:
+            raise ValueError("the reference does not take so long a conversation")
         ids = torch.tensor([[*prompt, *said]], device=self.model.device)
         logits = self.model(ids, use_cache=False, logits_to_keep=len(said) + 1).logits[0, :-1]
         values = logits.float().log_softmax(-1).gather(1, ids[0, len(prompt) :, None])

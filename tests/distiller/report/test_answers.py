@@ -129,3 +129,9 @@ def test_a_question_that_the_judges_template_does_not_take_is_a_tie_that_is_coun
     strict.chat_template = "{{ raise_exception('no') }}"
     battle = Battle(ask("1+1?", tiny.tokenizer()), Answer("2", 1, True), Answer("3", 1, True))
     assert LikelihoodJudge(model, strict).judge([battle]) == [Verdict(TIED, unreadable=True)]
+
+
+def test_an_answer_that_is_too_long_for_the_judge_is_a_tie_that_is_counted(model: Any, tokenizer: Any) -> None:
+    longest = model.config.max_position_embeddings
+    battle = Battle(ask("1+1?", tokenizer), Answer("x" * longest, longest, False), Answer("3", 1, True))
+    assert LikelihoodJudge(model, tokenizer).judge([battle]) == [Verdict(TIED, unreadable=True)]

@@ -152,7 +152,9 @@ def test_what_is_measured_on_is_not_what_is_fitted_to(workshop: Workshop) -> Non
         seen[most] = found
     assert seen[100].kept_apart == 20
     assert sum(one.scored for one in seen[5000].probe) < PROBE_TOKENS + 64
-    assert share_out(reader, 100, 1, 0).fit != seen[100].fit == share_out(reader, 100, 0, 0).fit
+    other, same = share_out(reader, 100, 1, 0), share_out(reader, 100, 0, 0)
+    assert other.fit != seen[100].fit == same.fit
+    assert other.measured != seen[100].measured == same.measured, "drawn, and not the file's first"
 
 
 def test_the_notes_are_plain_json() -> None:
