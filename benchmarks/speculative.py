@@ -1,7 +1,7 @@
 """Speculative decoding in the `transformers` engine: what drafts of several depths bring, and what the worker makes of it.
 
-The 135M chat model, fp32, greedy, one thread; drafts are the model itself without some of its layers, untrained, or the
-directory of a trained student in $LADR_DRAFT. Plain and drafted rounds take turns, a new batch each time. Speed is in tokens
+The 135M chat model, fp32, greedy, one thread; drafts are the model itself without some of its layers, untrained; or a
+trained student alone, whose directory is in $LADR_DRAFT. Plain and drafted rounds take turns, a new batch each time. Speed is in tokens
 for each second of processor time, against no draft. "governed" is what a worker does: it measures, from the first round to the
 last, and leaves a draft out that loses time.
 """
@@ -29,7 +29,7 @@ from services.worker.engines.drafting import Governor
 CONTEXT = 256
 NEW = 64
 PROMPT = 24
-ROUNDS = 3
+ROUNDS = 2
 
 
 class Always(Governor):
@@ -111,12 +111,9 @@ def _reader(model: Any, slots: int) -> Reader:
 
 
 def _drafts(model: Any, quick: bool) -> dict[str, Any]:
-    """The first and last layers of the model, and as many in even steps between them."""
+    """The trained one, if there is one; else the first and last layers of the model, and as many in even steps between them."""
     layers = model.config.num_hidden_layers
-    drafts = {
-        f"{kept} of {layers}": cut(model, evenly_spaced(layers, kept)) for kept in ((1,) if quick else (5, 10, 20))
-    }
     if directory := os.environ.get("LADR_DRAFT"):
         trained = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        drafts[f"trained, {trained.config.num_hidden_layers} of {layers}"] = trained.eval().requires_grad_(False)
-    return drafts
+        return {f"trained, {trained.config.num_hidden_layers} of {layers}": trained.eval().requires_grad_(False)}
+    return {f"{kept} of {layers}": cut(model, evenly_spaced(layers, kept)) for kept in ((1,) if quick else (5, 10, 20))}
