@@ -1,7 +1,7 @@
 """Speculative decoding in the `transformers` engine: what drafts of several depths bring, and what the worker makes of it.
 
-The 135M chat model, fp32, greedy, one thread; drafts are the model itself without some of its layers, untrained; or a
-trained student alone, whose directory is in $LADR_DRAFT. Plain and drafted rounds take turns, a new batch each time. Speed is in tokens
+The 135M chat model, fp32, greedy, one thread; drafts are the model itself without some of its layers, untrained; or a trained
+student alone, whose directory is in $LADR_DRAFT. Plain and drafted rounds take turns, a new batch each time. Speed is in tokens
 for each second of processor time, against no draft. "governed" is what a worker does: it measures, from the first round to the
 last, and leaves a draft out that loses time.
 """
