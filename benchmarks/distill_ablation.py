@@ -8,7 +8,6 @@ differences to the whole objective are within a seed.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,15 +16,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.apart import apart
 from benchmarks.report import Report, Spread, Table
 from ladr.config_distiller import DistillerSettings
 from ladr.v1.distiller_pb2 import DistillPhase
 from services.distiller.place import Place
 from services.distiller.report.notes import Notes
 from services.distiller.spec import Spec
-from services.distiller.trainer.agreeing import COMPARED, agreement
+from services.distiller.trainer.agreeing import agreement
 from services.distiller.trainer.job import Job
-from services.distiller.trainer.measuring import Measuring
+from services.distiller.trainer.measuring import COMPARED, Measuring
 from services.distiller.trainer.meter import Meter
 from services.distiller.trainer.prepare import prepare
 from services.distiller.trainer.ranks import Ranks
@@ -33,7 +33,6 @@ from services.distiller.trainer.save import save
 from services.distiller.trainer.stop import Stop
 from services.distiller.trainer.train import train
 from tests.distiller import tiny
-from tests.processes import ROOT
 
 WHOLE, EVENLY = "whole: λ 0.8, γ 0.2", "whole, layers evenly spaced"
 FORMS: dict[str, dict[str, Any]] = {
@@ -110,16 +109,7 @@ def _spec(changes: dict[str, Any], chosen: dict[str, Any], seed: int, quick: boo
 
 def _done(place: Place, root: Path) -> dict[str, Figures]:
     """What the student is like before its training and after it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.distill_ablation", str(place.root), str(root)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{place.root.name}: {done.stderr[-2000:]}")
-    found: dict[str, Figures] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Figures] = apart("benchmarks.distill_ablation", str(place.root), str(root))
     return found
 
 

@@ -27,13 +27,13 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from benchmarks.apart import apart
 from benchmarks.distill_loss import save_models
 from benchmarks.report import Report, Spread, Table
 from services.distiller.objective.batch import Batch
 from services.distiller.objective.distillation import Distillation
 from services.distiller.spec import Objective
 from services.distiller.students.depth import cut, evenly_spaced
-from tests.processes import ROOT
 
 GKD, SAME, WHOLE = "TRL GKD", "LADR, the same divergence", "LADR, the whole objective"
 OBJECTIVES = {
@@ -87,11 +87,8 @@ def _environment() -> dict[str, str]:
 
 
 def _measure(directory: str, form: str, steps: int, width: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.distill_gkd", directory, form, str(steps), str(width)]
-    done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{form}: {done.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    arguments = (directory, form, str(steps), str(width))
+    found: dict[str, float] = apart("benchmarks.distill_gkd", *arguments, environment=_environment())
     return found
 
 

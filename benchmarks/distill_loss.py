@@ -9,7 +9,6 @@ most resident over both, less what the two models take; speed is that of the sec
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from benchmarks.apart import apart
 from benchmarks.report import Report, Table
 from services.common.sources import locate
 from services.distiller.objective import attention
@@ -60,11 +60,7 @@ def run(quick: bool) -> Report:
 
 
 def _measure(directory: str, form: str, rows: int, time: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.distill_loss", directory, form, str(rows), str(time)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{form} with {rows} rows: {done.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, float] = apart("benchmarks.distill_loss", directory, form, str(rows), str(time))
     return found
 
 

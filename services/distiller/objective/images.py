@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from services.distiller.data.images import NO_LABEL
 from services.distiller.layers import classifier
 from services.distiller.objective import attention, checks, divergence, hidden
 from services.distiller.objective.checks import LayerMap
@@ -26,8 +27,6 @@ from services.distiller.objective.kept import queries_and_keys
 from services.distiller.objective.task import cross_entropy
 from services.distiller.refused import Refused
 from services.distiller.spec import Objective
-
-NO_LABEL = -100
 
 
 @dataclass(frozen=True)

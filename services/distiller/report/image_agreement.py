@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from services.distiller.objective.images import NO_LABEL, ImageBatch, see
+from services.distiller.data.images import NO_LABEL
+from services.distiller.objective.images import ImageBatch, see
 
 NEAREST = 10
 MOST_PICTURES = 5000

@@ -42,6 +42,10 @@ class Cost:
         """Of all weights in one type ("float32", "bfloat16", "int8"), without scales."""
         return self.parameters * _BYTES[dtype]
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of all weights, by type that models are saved in."""
+        return {dtype: self.memory_bytes(dtype) for dtype in ("float32", "bfloat16")}
+
     def saved(self, teacher: Cost) -> dict[str, float]:
         """Share of the teacher's multiply-adds and parameters that is saved: "total", "rest" (layers alone), "parameters"."""
         return {

@@ -14,25 +14,15 @@ from services.distiller.report.agreement import measure
 from services.distiller.students.cost import cost
 from services.distiller.trainer.batches import batch
 from services.distiller.trainer.job import Job
-from services.distiller.trainer.measuring import Measuring, Name
+from services.distiller.trainer.measuring import COMPARED, Measuring, compared
 
-COMPARED: tuple[Name, ...] = ("untrained", "student")
 log = logging.getLogger(__name__)
 
 
 def agreement(m: Measuring) -> list[dict[str, Any]]:
     """KL, top-1 and perplexity on held-out text, before the training and after it; with it what the models cost."""
-    parts = {name: f"agreement-{name}" for name in COMPARED}
-
-    def with_teacher(teacher: Any) -> None:
-        for name, part in parts.items():
-            m.notes.once(part, lambda name=name: m.using(name, partial(_agrees, m, teacher)))  # type: ignore[misc]
-            m.job.stop.check()
-
-    if m.notes.missing(*parts.values()):
-        m.using("teacher", with_teacher)
-    found = [m.notes.once(part, dict) for part in parts.values()]
-    for name, one in zip(parts, found, strict=True):
+    found = compared(m, partial(_agrees, m.job))
+    for name, one in zip(COMPARED, found, strict=True):
         if None in (one["kl"], one["perplexity"]):
             raise Refused("NOT_FINITE", f"the KL of the {name} model is not a finite number: its weights are broken")
         log.info("%s: KL %.4f, top-1 agreement %.3f", name, one["kl"], one["top1"])
@@ -40,8 +30,7 @@ def agreement(m: Measuring) -> list[dict[str, Any]]:
     return found
 
 
-def _agrees(m: Measuring, teacher: Any, student: Any) -> dict[str, Any]:
-    job = m.job
+def _agrees(job: Job, teacher: Any, student: Any) -> dict[str, Any]:
     found = measure(student, teacher, _held_out(job), job.vocabulary, job.spec.evaluation.tokens)
     context = job.spec.data.sequence_tokens
     costs = {"teacher": cost(teacher, context), "student": cost(student, context)}
@@ -53,9 +42,7 @@ def _agrees(m: Measuring, teacher: Any, student: Any) -> dict[str, Any]:
             name: {"head": one.head, "rest": one.rest, "attention": one.attention, "context": one.context}
             for name, one in costs.items()
         },
-        "memory_bytes": {
-            name: {kind: one.memory_bytes(kind) for kind in ("float32", "bfloat16")} for name, one in costs.items()
-        },
+        "memory_bytes": {name: one.sizes() for name, one in costs.items()},
     }
 
 

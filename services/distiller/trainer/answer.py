@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 from ladr.sync_client import SyncClient
 from ladr.v1.distiller_pb2 import DistillPhase
 from services.distiller.data.answers import Asked, Count, gather, records
 from services.distiller.data.corpus import find
 from services.distiller.refused import Refused
 from services.distiller.trainer.job import Job
-
-_LOOK_S = 0.5
 
 
 def answer(job: Job) -> None:
@@ -23,9 +19,7 @@ def answer(job: Job) -> None:
     if not data.answers_from or job.place.answered.exists():
         return
     if not job.ranks.first:
-        while not job.place.answered.exists():  # for hours: no collective call waits that long
-            job.stop.check()
-            time.sleep(_LOOK_S)
+        job.wait_for(job.place.answered)
         return
     if job.settings.router is None:
         raise Refused("NO_ROUTER", "answers come through a router: set distiller.router to its address")

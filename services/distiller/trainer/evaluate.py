@@ -13,14 +13,14 @@ from typing import Any
 from ladr.v1.distiller_pb2 import DistillPhase
 from services.distiller.place import Place, write_whole
 from services.distiller.report.notes import Notes, dumped
-from services.distiller.trainer.agreeing import COMPARED, agreement
+from services.distiller.trainer.agreeing import agreement
 from services.distiller.trainer.answering import Asked, asked, cut, said
 from services.distiller.trainer.arena import arena, figures
 from services.distiller.trainer.card import complete
 from services.distiller.trainer.evaluate_images import STEPS as IMAGE_STEPS
 from services.distiller.trainer.evaluate_images import image_report
 from services.distiller.trainer.job import Job
-from services.distiller.trainer.measuring import Measuring, let_go
+from services.distiller.trainer.measuring import COMPARED, Measuring, let_go
 from services.distiller.trainer.quantize import with_int8
 from services.distiller.trainer.racing import STEPS, speeds
 from services.distiller.trainer.refusing import rates, refusals

@@ -9,27 +9,17 @@ from typing import Any
 from services.distiller.objective.images import ImageBatch
 from services.distiller.report.image_agreement import MOST_PICTURES, measure
 from services.distiller.students.cost import image_cost
-from services.distiller.trainer.agreeing import COMPARED
 from services.distiller.trainer.batches import chunks
 from services.distiller.trainer.image_lesson import pictures
 from services.distiller.trainer.job import Job
-from services.distiller.trainer.measuring import Measuring
+from services.distiller.trainer.measuring import COMPARED, Measuring, compared
 
 STEPS = len(COMPARED)
 
 
 def image_report(m: Measuring) -> dict[str, Any]:
     """What is of an image encoder alone in report.json: "figures" and costs."""
-    parts = {name: f"agreement-{name}" for name in COMPARED}
-
-    def with_teacher(teacher: Any) -> None:
-        for name, part in parts.items():
-            m.notes.once(part, lambda name=name: m.using(name, partial(_agrees, m.job, teacher)))  # type: ignore[misc]
-            m.job.stop.check()
-
-    if m.notes.missing(*parts.values()):
-        m.using("teacher", with_teacher)
-    untrained, student = (m.notes.once(part, dict) for part in parts.values())
+    untrained, student = compared(m, partial(_agrees, m.job))
     for one in (untrained, student):
         m.done({name: value for name, value in one["figures"].items() if value is not None})
     return {
@@ -55,9 +45,7 @@ def _agrees(job: Job, teacher: Any, student: Any) -> dict[str, Any]:
             name: {"head": one.head, "rest": one.rest, "attention": one.attention, "patches": one.context}
             for name, one in costs.items()
         },
-        "memory_bytes": {
-            name: {kind: one.memory_bytes(kind) for kind in ("float32", "bfloat16")} for name, one in costs.items()
-        },
+        "memory_bytes": {name: one.sizes() for name, one in costs.items()},
     }
 
 

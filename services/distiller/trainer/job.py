@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ladr.config_distiller import DistillerSettings
@@ -13,6 +15,8 @@ from services.distiller.spec import Spec
 from services.distiller.trainer.meter import Meter
 from services.distiller.trainer.ranks import Ranks
 from services.distiller.trainer.stop import Stop
+
+_LOOK_S = 0.5
 
 
 @dataclass(eq=False)
@@ -51,6 +55,15 @@ class Job:
     student: Any = None
     layer_map: tuple[tuple[int, int], ...] = ()
     vocabulary: int = 0
+
+    def wait_for(self, path: Path) -> None:
+        """Until the first process has made a file or directory, however long that takes: no collective call waits for hours.
+
+        Raises: Stopped.
+        """
+        while not path.exists():
+            self.stop.check()
+            time.sleep(_LOOK_S)
 
     @property
     def of_images(self) -> bool:

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -17,6 +18,8 @@ from services.distiller.trainer.memory import give_back
 
 T = TypeVar("T")
 Name = Literal["teacher", "student", "untrained", "reference"]
+COMPARED: tuple[Name, ...] = ("untrained", "student")
+"""What is compared with the teacher."""
 
 
 @dataclass(eq=False)
@@ -60,6 +63,20 @@ class Measuring:
             rows += some
             self.done()
         return rows
+
+
+def compared(m: Measuring, agrees: Callable[[Any, Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `agrees` finds of teacher and student, for each of COMPARED; what was found before is not measured again."""
+    parts = {name: f"agreement-{name}" for name in COMPARED}
+
+    def with_teacher(teacher: Any) -> None:
+        for name, part in parts.items():
+            m.notes.once(part, lambda name=name: m.using(name, partial(agrees, teacher)))  # type: ignore[misc]
+            m.job.stop.check()
+
+    if m.notes.missing(*parts.values()):
+        m.using("teacher", with_teacher)
+    return [m.notes.once(part, dict) for part in parts.values()]
 
 
 def let_go(device: str, collect: bool = True) -> None:

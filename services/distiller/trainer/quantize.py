@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from pathlib import Path
@@ -24,8 +23,8 @@ from services.distiller.trainer.card import complete
 from services.distiller.trainer.directory import new_directory
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.loading import dtype
+from services.distiller.trainer.measuring import let_go
 
-_LOOK_S = 0.5  # between two looks of those that wait for the first process
 log = logging.getLogger(__name__)
 
 
@@ -38,14 +37,12 @@ def quantize(job: Job) -> None:
     if spec.kind == "none":
         return
     job.teacher = job.student = None
-    gc.collect()
+    let_go(job.device)
     total = 2 + len(spec.repairs)
     job.meter.begin(DistillPhase.DISTILL_PHASE_QUANTIZE, total)
     if job.ranks.first and not job.place.student_int8.is_dir():
         _write(job)
-    while not job.place.student_int8.is_dir():  # it may take longer than processes wait for each other
-        job.stop.check()
-        time.sleep(_LOOK_S)
+    job.wait_for(job.place.student_int8)
     job.ranks.wait()
     job.meter.step(total, 0, {}, _figures(total, read_notes(job.place.student_int8).kl))
 
