@@ -3,7 +3,8 @@
 The 135M chat model, fp32, greedy, one thread; drafts are the model itself without some of its layers, untrained; or a trained
 student alone, whose directory is in $LADR_DRAFT. Plain and drafted rounds take turns, a new batch each time. Speed is in tokens
 for each second of processor time, against no draft. "governed" is what a worker does: it measures, from the first round to the
-last, and leaves a draft out that loses time.
+last, and leaves a draft out that loses time. What a pass over several tokens takes, against one over one, says how much
+of a round is checking: near 1 where weights have to be fetched from memory, more where arithmetic takes the time.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ CONTEXT = 256
 NEW = 64
 PROMPT = 24
 ROUNDS = 2
+PASSES = 21
 
 
 class Always(Governor):
@@ -64,7 +66,26 @@ def run(quick: bool) -> Report:
         for tokens in (3,) if quick else (1, 3):
             for at_once in (2,) if quick else (1, 8):
                 table.add(name, tokens, at_once, *_compare(model, draft, tokens, at_once, text, 1 if quick else ROUNDS))
-    return Report([table])
+    return Report([table, _passes(model, text, quick)])
+
+
+def _passes(model: Any, text: list[int], quick: bool) -> Table:
+    table = Table("A pass of the model alone", ("at once", "tokens of each", "÷ one token"))
+    for at_once in (1, 8):
+        reader = _reader(model, at_once)
+        for _ in range(at_once):
+            reader.add()
+        reader.read(slice(0, at_once), [text[:PROMPT]] * at_once, [0] * at_once)
+
+        def took_s(count: int, reader: Reader = reader, at_once: int = at_once) -> float:
+            began_s = time.process_time()
+            reader.read(slice(0, at_once), [text[:count]] * at_once, [PROMPT] * at_once, keep=count)
+            return time.process_time() - began_s
+
+        for count in (2, 4):
+            pairs = [(took_s(count), took_s(1)) for _ in range(2 if quick else PASSES)]
+            table.add(at_once, count, Spread.of([several / one for several, one in pairs[1:]]))
+    return table
 
 
 def _compare(model: Any, draft: Any, tokens: int, at_once: int, text: list[int], rounds: int) -> tuple[Any, ...]:

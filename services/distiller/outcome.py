@@ -68,7 +68,7 @@ def figures(place: Place) -> tuple[tuple[str, float], ...]:
 
 def publish(student: Path, target: Path) -> None:
     """Put the student there, in one step; what is there already is replaced. Its files are shared where that can be."""
-    new, old = target.with_name(f".{target.name}.new"), target.with_name(f".{target.name}.old")
+    new, old = _unfinished(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -77,6 +77,16 @@ def publish(student: Path, target: Path) -> None:
         target.rename(old)
     new.rename(target)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def published(models: Path, job_id: str) -> list[Path]:
+    """The directories under the model root that a job may have there, with what a kill can leave while they are put there."""
+    targets = [models / STUDENTS / f"{job_id}{form}" for form in ("", INT8)]
+    return [path for target in targets for path in (target, *_unfinished(target))]
+
+
+def _unfinished(target: Path) -> tuple[Path, Path]:
+    return target.with_name(f".{target.name}.new"), target.with_name(f".{target.name}.old")
 
 
 def _succeeded(place: Place, start: int, models: Path) -> Event:

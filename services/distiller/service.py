@@ -25,7 +25,7 @@ from services.distiller import progress
 from services.distiller.checks import check
 from services.distiller.dispatcher import Dispatcher
 from services.distiller.machine import Cancel, Job, Refused, Resume, State
-from services.distiller.outcome import INT8, STUDENTS
+from services.distiller.outcome import published
 from services.distiller.place import Place
 from services.distiller.spec import from_message
 from services.distiller.store import Page, Store
@@ -185,8 +185,7 @@ class Jobs:
 
     async def _remove(self, job_id: str) -> None:
         await self._dispatcher.gone(job_id)
-        students = self._settings.model_root / STUDENTS
-        for directory in (self._dispatcher.place(job_id).root, students / job_id, students / f"{job_id}{INT8}"):
+        for directory in (self._dispatcher.place(job_id).root, *published(self._settings.model_root, job_id)):
             try:
                 await asyncio.to_thread(_remove_tree, directory)
             except OSError as error:  # the next start of the service tries again

@@ -15,7 +15,7 @@ from services.distiller import outcome as outcomes
 from services.distiller import progress
 from services.distiller.log import keep_small, last_lines
 from services.distiller.machine import Die, Fail, Succeed, Yield
-from services.distiller.outcome import figures, outcome, publish
+from services.distiller.outcome import figures, outcome, publish, published
 from services.distiller.place import STOPPED, Place
 
 
@@ -95,6 +95,26 @@ def test_a_student_is_published_whole_and_again(place: Place, tmp_path: Path, mo
     publish(place.student, target)
     assert (target / "weights").read_bytes() == b"two"
     assert [each.name for each in target.parent.iterdir()] == ["job"]
+
+
+def test_what_a_kill_leaves_of_a_student_is_known(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.student.mkdir()
+    (place.student / "weights").write_bytes(b"one")
+    models = tmp_path / "models"
+    target, *_ = published(models, "job")
+    publish(place.student, target)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for step in ("link", "rename"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(outcomes.os if step == "link" else Path, step, killed)
+            publish(place.student, target)
+        assert set(target.parent.iterdir()) <= set(published(models, "job"))
+        assert len(list(target.parent.iterdir())) == 2
 
 
 def test_an_exit_is_what_the_directory_says_of_it(place: Place, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Records whose answers a model behind the router gives: prompts in, answers out, as durable work of low priority.
 
-At most `WINDOW` requests are out at once. Each answer is a line of a log, in the records' order; a trainer that starts again
-goes on behind the last whole line. A request is named by job and line, so asking again finds what was answered meanwhile.
+At most `WINDOW` requests are out at once. Each answer is a line of a log, in the records' order, behind a first line that says
+of which file; a trainer that starts again goes on behind the last whole line. A request is named by job and line, so asking
+again finds what was answered meanwhile.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -108,12 +110,12 @@ def gather(
     """Answer each record of `source`, then put those that were answered whole into `target`, in one step.
 
     Args: told: hears how far it is. check: raises what ends the work early; what is answered by then is kept.
-    Raises: Refused: a record that cannot be asked, no answer at all (then a resumed job asks again from the first), or the
-        router is away for too long.
+    Raises: Refused: a record that cannot be asked, a file that is not what it was when it was begun, no answer at all (then a
+        resumed job asks again from the first), or the router is away for too long.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     lines = target.with_name("log.jsonl")
-    count = _resumed(lines)
+    count = _resumed(lines, _digest(source))
     ask = _Asking(asked, router, check)
     waiting: deque[tuple[int, list[dict[str, str]]]] = deque()
     prompts = _prompts(source, count.all)
@@ -237,20 +239,31 @@ def records(source: Path) -> int:
         return sum(1 for line in iter(lambda: file.readline(LINE_BYTES), b"") if line.strip())
 
 
-def _resumed(lines: Path) -> Count:
-    """What an earlier start has done; a line that a kill tore is cut off."""
-    count = Count()
-    if not lines.exists():
-        return count
-    with lines.open("rb+") as file:
-        whole = 0
+def _resumed(lines: Path, digest: str) -> Count:
+    """What an earlier start has done with this very file; a line that a kill tore is cut off."""
+    count, whole = Count(), 0
+    with lines.open("ab+") as file:
+        file.seek(0)
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            count.add(json.loads(line))
+            value = json.loads(line)
+            if whole:
+                count.add(value)
+            elif value["source"] != digest:
+                raise Refused(
+                    "DATA_CHANGED", "the data is not what was asked at first: put the file back, or begin a new job"
+                )
             whole += len(line)
         file.truncate(whole)
+        if not whole:
+            file.write(json.dumps({"source": digest}).encode() + b"\n")
     return count
+
+
+def _digest(source: Path) -> str:
+    with source.open("rb") as file:
+        return hashlib.file_digest(file, hashlib.sha256).hexdigest()
 
 
 def _finish(lines: Path, target: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from services.distiller.refused import Refused
 MOST_PIXELS = 64 << 20
 NO_LABEL = -100
 _LABELS = 1 << 31
+_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,18 @@ class Pictures:
     root: Path
     directory: Path
     classes: int = 0
+
+    def checked(self, line: bytes) -> Picture:
+        """A record whose picture is of a kind that can be used; what is behind its header shows only when it is.
+
+        Raises: Broken: see `read`, or its picture is of another kind.
+        """
+        picture = self.read(line)
+        try:
+            with _open(self.path(picture.image)):
+                return picture
+        except _UNREADABLE as error:
+            raise Broken(f"the picture {picture.image[:200]} cannot be read: {_why(error)}") from None
 
     def read(self, line: bytes) -> Picture:
         """Raises: Broken: no such record, or its picture is not there."""
@@ -70,30 +85,31 @@ class Pictures:
         """
         picture = corpus.record(offset, self.read)
         try:
-            with warnings.catch_warnings(), Image.open(self.path(picture.image)) as image:
-                warnings.simplefilter("error", Image.DecompressionBombWarning)
-                if image.width * image.height > MOST_PIXELS:
-                    raise ValueError(f"it has more than {MOST_PIXELS >> 20} megapixels")
+            with _open(self.path(picture.image)) as image:
                 return _in_rgb(image), picture.label
-        except (
-            OSError,
-            ValueError,
-            SyntaxError,
-            Image.DecompressionBombError,
-            Image.DecompressionBombWarning,
-        ) as error:
-            why = "it is of no known kind" if isinstance(error, UnidentifiedImageError) else error
-            message = f"the picture {picture.image[:200]} cannot be read: {why}; mend it, then resume the job"
+        except _UNREADABLE as error:
+            message = f"the picture {picture.image[:200]} cannot be read: {_why(error)}; mend it, then resume the job"
             raise Refused("DATA_BROKEN", message) from error
 
 
-def _in_rgb(image: Any) -> Any:
-    """A picture of 8 bits a channel; of an animation the first. 16 bits are scaled, where Pillow would cut off above 255.
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """A picture, of which no more than its header is read yet. Raises: one of _UNREADABLE."""
+    with warnings.catch_warnings(), Image.open(path) as image:
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"it has more than {MOST_PIXELS >> 20} megapixels")
+        if image.mode in ("I", "F"):
+            raise ValueError("its values have no known range: save it with 8 or 16 bits a channel")
+        yield image
 
-    Raises: ValueError: nothing says what its white is.
-    """
+
+def _why(error: Exception) -> str:
+    return "it is of no known kind" if isinstance(error, UnidentifiedImageError) else str(error)
+
+
+def _in_rgb(image: Any) -> Any:
+    """A picture of 8 bits a channel; of an animation the first. 16 bits are scaled, where Pillow would cut off above 255."""
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    elif image.mode in ("I", "F"):
-        raise ValueError("its values have no known range: save it with 8 or 16 bits a channel")
     return image.convert("RGB")

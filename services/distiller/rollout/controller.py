@@ -45,6 +45,7 @@ class Controller:
         self._changed = changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancels: dict[str, asyncio.Event] = {}
+        self._ended = False
 
     async def run(self) -> None:
         """Go on with what is live, until cancelled."""
@@ -55,6 +56,7 @@ class Controller:
                     self.note(replace(record, reason="the service knows no router now: set distiller.router"))
             await asyncio.Event().wait()
         finally:
+            self._ended = True  # what is begun now is driven when the service is back
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
@@ -62,13 +64,14 @@ class Controller:
 
     def begin(self, rollout_id: str) -> None:
         """Drive a roll-out, if none does yet."""
-        if rollout_id not in self._tasks and self._mesh:
+        if rollout_id not in self._tasks and self._mesh and not self._ended:
             self._cancels[rollout_id] = asyncio.Event()
             task = self._tasks[rollout_id] = asyncio.create_task(_Drive(self, self._mesh, rollout_id).run())
             task.add_done_callback(lambda _: self._forget(rollout_id))
 
     def cancel(self, rollout_id: str) -> None:
         """Take it back as soon as may be."""
+        self.begin(rollout_id)
         if event := self._cancels.get(rollout_id):
             event.set()
 

@@ -121,19 +121,19 @@ class Rollouts:
                     continue  # it may have moved on meanwhile
                 if not record.live:
                     return
-                if self._closed:
-                    raise Draining("the distiller is going away; watch again when it is back")
+                self._check_stays("watch")
                 await news.wait()
 
     async def cancel(self, rollout_id: str) -> pb.Rollout:
         """Take one back; it is told of as it is when that is done, or after some seconds.
 
-        Raises: NotFound. WrongState: the service knows no router now, where it would be taken back.
+        Raises: NotFound. WrongState: the service knows no router now, where it would be taken back. Draining.
         """
         record = self._find(rollout_id)
         if record.live and self._mesh is None:
             raise WrongState(_NO_ROUTER)
         if record.live:
+            self._check_stays("cancel")
             self.controller.cancel(rollout_id)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CANCEL_S):
@@ -198,14 +198,17 @@ class Rollouts:
             raise NotFound("there is no such roll-out", resource=("rollout", rollout_id[:MAX_ID_BYTES]))
         return record
 
+    def _check_stays(self, verb: str) -> None:
+        if self._closed:
+            raise Draining(f"the distiller is going away; {verb} again when it is back")
+
     def _changed(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
     @contextmanager
     def _watcher(self) -> Iterator[None]:
-        if self._closed:
-            raise Draining("the distiller is going away; watch again when it is back")
+        self._check_stays("watch")
         if self.watchers >= self._most_watchers:
             raise Overloaded("the distiller has all the watchers that it may have", retry_after=_RETRY_AFTER)
         self.watchers += 1

@@ -1,4 +1,4 @@
-"""How far the job is, as lines of progress.jsonl: at the beginning of a phase, then about once a second."""
+"""How far the job is, as lines of progress.jsonl: at the beginning of a phase, then about once a second, later less often."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from datetime import timedelta
 from ladr.v1.distiller_pb2 import DistillPhase, DistillProgress
 from services.distiller.place import START, Place
 
+_SHARE, _SELDOM_S = 1000, 30.0  # a line each thousandth of the phase so far, from `every_s` up to this
+
 
 class Meter:
     """Gathers steps and writes what they come to.
 
     Args:
         place: where to write; None: nothing is written.
-        every_s: least time between two lines of one phase; the last step of a phase is always written.
+        every_s: least time between two lines of one phase, at first; the last step of a phase is always written.
         memory_bytes: the memory that the trainer holds.
         clock: seconds.
     """
@@ -53,8 +55,9 @@ class Meter:
         self._tokens_since += tokens
         self._steps_since += 1
         self._losses.update(losses)
-        passed_s = self._clock() - self._wrote_s
-        if passed_s >= self._every_s or step == self._total_steps:
+        now_s = self._clock()
+        passed_s, share_s = now_s - self._wrote_s, (now_s - self._began_s) / _SHARE
+        if passed_s >= max(self._every_s, min(share_s, _SELDOM_S)) or step == self._total_steps:
             self._write(step, passed_s, figures)
             self._forget()
 

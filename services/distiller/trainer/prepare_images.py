@@ -34,7 +34,7 @@ def prepare_images(job: Job, where: str, config: Any) -> None:
     classes = config.num_labels if models.classifies(config) else 0
     job.pictures = Pictures(job.settings.data_root, source.parent, classes)
     job.patches = patches(config)
-    job.corpus = scan(source, data.holdout, job.spec.training.seed, job.pictures.read)
+    job.corpus = scan(source, data.holdout, job.spec.training.seed, job.pictures.checked)
     if not len(job.corpus.held_out):
         raise Refused("NOTHING_HELD_OUT", "there is no picture to measure on: give two records or more")
     pictures(job, [int(job.corpus.train[0])])  # refuses pictures that the processor does not take

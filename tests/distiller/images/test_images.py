@@ -213,7 +213,7 @@ def opened(directory: Path, image: Any, **options: Any) -> Any:
     file = directory / "c.jsonl"
     file.write_text('{"image": "a.tiff"}\n{"image": "a.tiff", "label": 1}\n')
     pictures = Pictures(directory, directory)
-    corpus = scan(file, 0.1, 0, pictures.read)
+    corpus = scan(file, 0.1, 0, pictures.checked)
     return np.asarray(pictures.opened(corpus, int(corpus.train[0]))[0])
 
 
@@ -223,14 +223,14 @@ def test_a_picture_of_16_bits_is_no_brighter_than_it_was(tmp_path: Path) -> None
 
 
 def test_a_picture_whose_white_nobody_knows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="8 or 16 bits"):
+    with pytest.raises(Refused, match=r"^line 1 .* 8 or 16 bits"):
         opened(tmp_path, Image.fromarray(np.ones((4, 4), dtype=np.float32)))
 
 
 def test_a_picture_that_is_taken_away_meanwhile_is_named(tmp_path: Path) -> None:
     small.write(tmp_path / "g", 4)
     pictures = Pictures(tmp_path, tmp_path / "g")
-    corpus = scan(tmp_path / "g" / "pictures.jsonl", 0.1, 0, pictures.read)
+    corpus = scan(tmp_path / "g" / "pictures.jsonl", 0.1, 0, pictures.checked)
     shutil.rmtree(tmp_path / "g" / "pictures")
     with pytest.raises(Refused, match=r"no picture pictures/\d\.png") as refused:
         pictures.opened(corpus, int(corpus.train[0]))

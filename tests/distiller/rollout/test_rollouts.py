@@ -14,6 +14,7 @@ from ladr import Client, errors
 from ladr.distill_calls import rollout_state
 from ladr.v1 import distiller_pb2 as pb
 from services.distiller.rollout.record import Record
+from services.distiller.rollout.request import whole
 from services.distiller.rollout.service import Rollouts
 from services.distiller.rollout.store import MOST_LIVE, RolloutStore
 from tests.distiller.distillers import process
@@ -283,6 +284,18 @@ async def test_one_that_goes_on_is_not_taken_back_without_a_router(tmp_path: Pat
         await Rollouts(store, None, _none, str, 1).cancel("1")
 
 
+async def test_one_that_nobody_drives_yet_is_taken_back(there: Fleet, tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path / "rollouts.db")
+    await store.open()
+    rollouts = Rollouts(store, there.router.address, _none, str, 1)
+    try:
+        await store.create(Record("1", MessageToJson(whole(request())), "", "chat", {"chat": 1.0}, "students/1", 1, 1))
+        assert rollout_state(await rollouts.cancel("1")) == "cancelled"
+    finally:
+        await rollouts.finish()
+        await store.close()
+
+
 async def test_the_same_call_twice_at_once_is_one_rollout(there: Fleet, tmp_path: Path) -> None:
     async with publisher(tmp_path, there.router.address) as (app, client):
         rollouts = app.rollouts
@@ -324,7 +337,10 @@ async def test_watches_are_bounded_and_end_with_the_service(there: Fleet, tmp_pa
         with pytest.raises(errors.Draining):
             async for _ in watch:
                 pass
-        await client.cancel_rollout(begun.id)
+        with pytest.raises(errors.Draining):
+            await client.cancel_rollout(begun.id)
+        app.rollouts.controller.cancel(begun.id)
+        await ended(client, begun.id)
 
 
 def _metrics(app: object) -> str:

@@ -133,11 +133,13 @@ def test_what_an_image_encoder_cannot_have_is_refused_before_the_first_step(
     assert not curve(place)
 
 
-def test_a_broken_picture_is_named(gallery: Workshop) -> None:
+@pytest.mark.parametrize(("kept", "said"), [(12, "line 1 of the data"), (60, "then resume")], ids=["header", "body"])
+def test_a_broken_picture_is_named(kept: int, said: str, gallery: Workshop) -> None:
     for file in (gallery.root / "data" / "gallery" / "pictures").iterdir():
-        file.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+        file.write_bytes(file.read_bytes()[:kept])
     place = gallery.job(**JOB)
     assert gallery.run(place) == FAILED
     failure = place.read_failure()
     assert failure.reason == "DATA_BROKEN"
-    assert ".png" in failure.message and "resume" in failure.message and str(gallery.root) not in failure.message
+    assert ".png" in failure.message and said in failure.message and str(gallery.root) not in failure.message
+    assert not curve(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 from datetime import timedelta
@@ -74,6 +75,23 @@ def test_progress_is_written_about_once_a_second_with_means_since_the_last(tmp_p
     assert {one.memory_bytes for one in lines} == {7}
     Meter(place, lambda: 7)
     assert [one.start for one, _ in place.read_progress()] == [1, 1, 1, 1, 1, 2]
+
+
+def test_progress_of_days_is_not_a_line_each_second(tmp_path: Path) -> None:
+    now = 0.0
+    place = Place(tmp_path)
+    meter = Meter(place, lambda: 0, every_s=1.0, clock=lambda: now)
+    meter.begin(DistillPhase.DISTILL_PHASE_TRAIN, 30 * 86400)
+    written: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Place, "add_progress", lambda *_: written.append(now))
+        for step in range(10 * 86400):
+            now += 1.0
+            meter.step(step, 1, {}, {})
+    gaps = [after - before for before, after in itertools.pairwise(written)]
+    assert set(gaps[:900]) == {1.0}, "at first each second"
+    assert max(gaps) == 30, "and never less often than a watcher has patience for"
+    assert len(written) < 35_000
 
 
 def trained(seed: int) -> tuple[dict[str, torch.Tensor], torch.optim.Optimizer]:
