@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -130,6 +131,7 @@ class Times:
     def __init__(self, drafted_s: float, gained: float, plain_s: float = 1.0) -> None:
         self.governor = Governor()
         self.drafted_s, self.gained, self.plain_s = drafted_s, gained, plain_s
+        self.reading_s = 0.0
         self.rng = random.Random(0)
 
     def rounds(self, count: int, rows: int = 4) -> int:
@@ -140,7 +142,8 @@ class Times:
             drafted += wanted
             stumble = 10 if self.rng.random() < 1 / 8 else 1
             took_s = (self.drafted_s if wanted else self.plain_s) * stumble
-            self.governor.took(rows, round(rows * self.gained) if wanted else rows, took_s, wanted)
+            reading_s = self.reading_s if wanted else 0.0
+            self.governor.took(rows, round(rows * self.gained) if wanted else rows, took_s, wanted, reading_s)
         return drafted
 
 
@@ -174,3 +177,39 @@ def test_a_draft_may_pay_for_few_and_not_for_many() -> None:
     assert not times.governor.wants(16)
     times.drafted_s = 1.5
     assert times.rounds(200, rows=1) > 190
+
+
+def test_a_draft_whose_prompts_cost_more_than_it_brings_is_left_out() -> None:
+    times = Times(drafted_s=2.5, gained=4.0, plain_s=1.0)  # wins by itself
+    times.reading_s = 2.5
+    assert times.rounds(FIRST_PAUSE) <= 3 * DRAFTED_ROUNDS
+    assert times.governor.paused
+
+
+def test_short_answers_to_long_prompts_are_not_drafted() -> None:
+    now = 0.0
+
+    def costing(of: LlamaForCausalLM, pass_s: float) -> Reader:
+        made = reader(of)
+        read = made.read
+
+        def timed(rows: slice, tokens: list[list[int]], *arguments: Any, **more: Any) -> torch.Tensor:
+            nonlocal now
+            now += pass_s * (1 + len(tokens[0]) / 5)
+            return read(rows, tokens, *arguments, **more)
+
+        made.read = timed  # type: ignore[method-assign]
+        return made
+
+    drafting = Draft(costing(DRAFTS["itself"], 0.25), 3)
+    made = batch(drafting, lambda: now)
+    made._reader = costing(MODEL, 1.0)
+    made.prefill_tokens = CONTEXT
+    for number in range(60):
+        sequence = Sequence([(number + place) % VOCABULARY for place in range(30)], 30, Sampling(temperature=0.0), 36)
+        made.add(sequence)
+        while len(sequence.tokens) < sequence.limit:
+            made.step()
+        made.remove(sequence)
+    assert drafting.accepted > drafting.drafted / 2, "its rounds alone would pay"
+    assert drafting.governor.paused, "with the prompts that it has to read they do not"

@@ -14,6 +14,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,8 @@ def gather(
         told(count)
         while True:
             while len(waiting) < WINDOW and (one := next(prompts, None)) is not None:
-                ask.submit(*one)
                 waiting.append(one)
+                ask.submit(*one)
             if not waiting:
                 break
             number, messages = waiting.popleft()
@@ -138,6 +139,8 @@ def gather(
                 break
         os.fsync(file.fileno())
     if not count.answered:
+        for number, _ in waiting:  # or they would be found failed, and not asked again
+            ask.take_back(number)
         lines.unlink()
         raise Refused("NOT_ANSWERED", _why(count))
     log.info("%d records answered, %d cut off, %d failed %s", count.answered, count.cut, count.failed, count.reason)
@@ -198,6 +201,12 @@ class _Asking:
             self._patient(lambda: self._router.delete_generation(self._name(number)))
         except LadrError as error:  # it goes when its time is over
             log.debug("not deleted: %s", error)
+
+    def take_back(self, number: int) -> None:
+        """Nobody waits for it any more."""
+        with suppress(LadrError):  # it has ended, or is not there
+            self._patient(lambda: self._router.cancel_generation(self._name(number)))
+        self.forget(number)
 
     def _patient(self, call: Callable[[], Any]) -> Any:
         until_s, pause_s = time.monotonic() + PATIENCE_S, _AGAIN_S[0]

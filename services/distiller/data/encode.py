@@ -25,19 +25,25 @@ class Document:
     Attributes:
         ids: the tokens.
         labels: the same where a token is scored, −100 elsewhere; the first is never scored, for nothing precedes it.
+        whole: a conversation, of which no part behind its beginning stands alone: an answer without its question teaches
+            nothing. A text may go on anywhere.
     """
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
+    whole: bool = True
 
     @property
     def scored(self) -> int:
         return sum(label != MASKED for label in self.labels)
 
     def pieces(self, tokens: int) -> list[Document]:
-        """The document cut into pieces of at most so many tokens, without those in which nothing is scored."""
-        cuts = range(0, len(self.ids), tokens)
-        made = [_document(self.ids[cut : cut + tokens], self.labels[cut : cut + tokens]) for cut in cuts]
+        """The document in pieces of at most so many tokens, without those in which nothing is scored.
+
+        A text is cut into as many as it takes; of a conversation what is beyond the first is left out.
+        """
+        cuts = range(0, min(tokens, len(self.ids)) if self.whole else len(self.ids), tokens)
+        made = [_document(self.ids[cut : cut + tokens], self.labels[cut : cut + tokens], self.whole) for cut in cuts]
         return [piece for piece in made if piece.scored]
 
 
@@ -79,7 +85,7 @@ class Encoder:
         end = self._tokenizer.eos_token_id
         if end is not None and ids[-1:] != [end]:
             ids.append(end)
-        return _document(ids, ids)
+        return _document(ids, ids, whole=False)
 
     def _render(self, record: Record, count: int, answer_next: bool = False) -> str:
         """The first `count` messages as text; `answer_next`: up to where the assistant begins to speak."""
@@ -149,5 +155,5 @@ class Encoder:
         return places[: ends[-1] + 1] if ends else places
 
 
-def _document(ids: Sequence[int], labels: Sequence[int]) -> Document:
-    return Document(tuple(ids), (MASKED, *labels[1:]) if labels else ())
+def _document(ids: Sequence[int], labels: Sequence[int], whole: bool = True) -> Document:
+    return Document(tuple(ids), (MASKED, *labels[1:]) if labels else (), whole)

@@ -28,12 +28,14 @@ class Reader:
 
     Attributes:
         skipped: how often a record gave nothing: nothing in it is scored, or the chat template does not take it.
+        cut: how often a conversation was too long; what is beyond `tokens` is left out.
     """
 
     corpus: Corpus
     encoder: Encoder
     tokens: int
     skipped: int = 0
+    cut: int = 0
 
     def pieces(self, offset: int) -> list[Piece]:
         """What the record at this byte gives, which may be nothing. Raises: Refused: it is no record any more."""
@@ -42,6 +44,14 @@ class Reader:
         except Untemplated as error:
             log.warning("the record at byte %d is skipped, the chat template does not take it: %s", offset, error)
             documents = []
+        for document in documents:
+            if document.whole and len(document.ids) > self.tokens:
+                self.cut += 1
+                if self.cut == 1:
+                    log.warning("the conversation at byte %d has %d tokens", offset, len(document.ids))
+                    log.warning(
+                        "what is beyond data.sequence_tokens, %d, is left out of all that are as long", self.tokens
+                    )
         found = [piece for document in documents for piece in document.pieces(self.tokens)]
         self.skipped += not found
         return [Piece((offset, number), piece) for number, piece in enumerate(found)]

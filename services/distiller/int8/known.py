@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from services.distiller.objective.batch import IGNORE, Batch
+from services.distiller.objective.forward import run
 from services.distiller.report.agreement import CHUNK, Agreement
 
 
@@ -53,5 +54,4 @@ class Known:
 
 def states(model: Any, batch: Batch, places: Any) -> Any:
     """Hidden states before the head at those places [tokens, 2]; documents of a row do not see one another."""
-    run = model.model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
-    return run.last_hidden_state[places[:, 0], places[:, 1]]
+    return run(model, batch)[places[:, 0], places[:, 1]]

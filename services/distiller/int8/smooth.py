@@ -63,7 +63,7 @@ def largest(model: Any, linears: Iterable[Any], batches: Iterable[Batch]) -> dic
         with ExitStack() as hooks:
             for linear in watched:
                 hooks.callback(linear.register_forward_pre_hook(noting).remove)
-            run(model, batch, lambda states: states)
+            run(model, batch)
     return peaks
 
 
@@ -122,8 +122,5 @@ def _move(reading: Reading, peaks: Mapping[int, Any], alpha: float) -> None:
 @torch.no_grad()  # type: ignore[untyped-decorator]  # torch has no types here
 def _same(model: Any, made: Any, batch: Batch) -> bool:
     """Whether both still compute the same."""
-    one, other = (
-        each.model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).last_hidden_state
-        for each in (model, made)
-    )
+    one, other = (run(each, batch) for each in (model, made))
     return bool((one - other).abs().max() <= _SAME * one.abs().max())

@@ -5,14 +5,15 @@ itself, and, in a layer with a sliding window, no further back than that. The di
 averaged over heads, and over queries, of which only those that predict a scored label count. It is in 0 to 2. (A mean over keys
 too would be a thousand times less at 512 of them, and do nothing.)
 
-Where one model has a multiple of the other's heads, the means of its groups of neighbours are compared; where neither does, the
-means of all heads.
+A student whose heads are some of its teacher's is compared with those. Else, where one model has a multiple of the other's
+heads, the means of its groups of neighbours are compared; where neither does, the means of all heads.
 
 Sources: Zagoruyko and Komodakis 2017; Jiao et al. 2020, TinyBERT.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,14 @@ class QueriesKeys:
     window: int | None = None
 
 
-def distance(student: QueriesKeys, teacher: QueriesKeys, documents: Any, scored: Any, chunk: int = CHUNK) -> Any:
+def distance(
+    student: QueriesKeys,
+    teacher: QueriesKeys,
+    documents: Any,
+    scored: Any,
+    heads: Sequence[int] | None = None,
+    chunk: int = CHUNK,
+) -> Any:
     """The sum over scored queries of (A_T − A_S)², summed over keys and averaged over heads; float32, or wider as the student
     is.
 
@@ -47,12 +55,13 @@ def distance(student: QueriesKeys, teacher: QueriesKeys, documents: Any, scored:
 
     Args:
         documents: [batch, time], or None: every query sees every key. scored: [batch, time], true for the queries that count.
+        heads: which of the teacher's the student's heads are compared with, one by one; None: see `same_heads`.
         chunk: queries at once.
     """
     total = torch.zeros((), dtype=torch.promote_types(student.queries.dtype, torch.float32), device=scored.device)
     for row in scored.any(1).nonzero()[:, 0].tolist():
         for at in scored[row].nonzero()[:, 0].split(chunk):
-            total = total + checkpoint(_distance, student, teacher, documents, row, at, use_reentrant=False)
+            total = total + checkpoint(_distance, student, teacher, documents, row, at, heads, use_reentrant=False)
     return total
 
 
@@ -90,6 +99,9 @@ def _grouped(maps: Any, groups: int) -> Any:
     return maps if len(maps) == groups else maps.unflatten(0, (groups, -1)).mean(1)
 
 
-def _distance(student: QueriesKeys, teacher: QueriesKeys, documents: Any, row: int, at: Any) -> Any:
-    one, other = same_heads(maps(student, documents, row, at), maps(teacher, documents, row, at))
+def _distance(
+    student: QueriesKeys, teacher: QueriesKeys, documents: Any, row: int, at: Any, heads: Sequence[int] | None
+) -> Any:
+    one, other = maps(student, documents, row, at), maps(teacher, documents, row, at)
+    one, other = same_heads(one, other) if heads is None else (one, other[list(heads)])
     return (other - one).square().sum(-1).mean(0).sum()

@@ -58,6 +58,7 @@ class Distillation(nn.Module):  # type: ignore[misc]  # torch has no types here
         layer_map: LayerMap | None = None,
         *,
         attention_map: LayerMap | None = None,
+        heads: tuple[int, ...] | None = None,
         vocabulary: int | None = None,
         chunk: int = CHUNK,
     ) -> None:
@@ -68,6 +69,7 @@ class Distillation(nn.Module):  # type: ignore[misc]  # torch has no types here
             teacher: another; None where every batch has the teacher's top k, or kl_weight is 0.
             layer_map: what hidden states are compared; None: the student's layers evenly over the teacher's depth.
             attention_map: what attention maps are compared; None: the last layer of each.
+            heads: the teacher's heads that the student's are compared with, one by one; None: see `attention.same_heads`.
             vocabulary: how many logits are compared, as `checks.vocabulary` says; None: both must have as many.
             chunk: tokens whose logits are in memory at once.
         Raises: Refused: they do not go together.
@@ -76,6 +78,7 @@ class Distillation(nn.Module):  # type: ignore[misc]  # torch has no types here
         self.student, self.objective, self._chunk = student, objective, chunk
         self.teacher = None if teacher is None else teacher.requires_grad_(False).eval()
         self.vocabulary = vocabulary if vocabulary is not None else checks.vocabulary(student, teacher)
+        self._heads = heads
         self._layer_map: LayerMap = ()
         self._attention_map: LayerMap = ()
         if objective.attention_weight:
@@ -155,7 +158,8 @@ class Distillation(nn.Module):  # type: ignore[misc]  # torch has no types here
         if self._attention_map:
             place = documents(batch.position_ids)
             far = [
-                attention.distance(own.attention[a], taught.attention[b], place, scored) for a, b in self._attention_map
+                attention.distance(own.attention[a], taught.attention[b], place, scored, self._heads)
+                for a, b in self._attention_map
             ]
             parts["attention"] = objective.attention_weight * sum(far) / len(far)
         if self._layer_map:

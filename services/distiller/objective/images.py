@@ -81,34 +81,41 @@ class ImageDistillation(nn.Module):  # type: ignore[misc]  # torch has no types 
     """Student and teacher, and what the one is to learn from the other; as `distillation.Distillation`, for pictures."""
 
     def __init__(
-        self, student: Any, teacher: Any, objective: Objective, layer_map: LayerMap, last: LayerMap = ((-1, -1),)
+        self,
+        student: Any,
+        teacher: Any,
+        objective: Objective,
+        layer_map: LayerMap,
+        last: LayerMap = ((-1, -1),),
+        heads: tuple[int, ...] | None = None,
     ) -> None:
-        """Raises: Refused: the two do not go together."""
+        """Args: see `distillation.Distillation`. Raises: Refused: the two do not go together."""
         super().__init__()
-        self.student, self.teacher, self.objective = student, teacher.requires_grad_(False).eval(), objective
-        ends = [classifier(model) for model in (student, teacher)]
+        self._heads = heads
+        self.student, self.objective = student, objective
+        self.teacher = None if teacher is None else teacher.requires_grad_(False).eval()
+        both = [model for model in (student, teacher) if model is not None]
+        ends = [classifier(model) for model in both]
         if any(ends) and len({end and end.out_features for end in ends}) > 1:
             raise Refused(
                 "CLASSES_MISMATCH", "student and teacher tell other classes apart: give models of the same ones."
             )
-        if (
-            student.config.image_size != teacher.config.image_size
-            or student.config.patch_size != teacher.config.patch_size
-        ):
+        if len({str((model.config.image_size, model.config.patch_size)) for model in both}) > 1:
             raise Refused(
                 "PATCHES_MISMATCH", "student and teacher cut pictures into other patches: give models of one size."
             )
         self._classes = bool(ends[0])
         self._layer_map = checks.hidden(student, teacher, layer_map) if objective.hidden_weight else ()
         self._attention_map = checks.attention(student, teacher, last) if objective.attention_weight else ()
-        widths = [model.config.hidden_size for model in (student, teacher)]
+        widths = [model.config.hidden_size for model in both]
         features = not self._classes and bool(objective.kl_weight)
         count = len(self._layer_map) + features if len(set(widths)) > 1 else 0
         self.projections = nn.ModuleList(nn.Linear(*widths, bias=False) for _ in range(count))
 
     def train(self, mode: bool = True) -> ImageDistillation:
         super().train(mode)
-        self.teacher.eval()
+        if self.teacher is not None:
+            self.teacher.eval()
         return self
 
     def forward(self, batch: ImageBatch, total: int | None = None) -> Losses:
@@ -117,15 +124,22 @@ class ImageDistillation(nn.Module):  # type: ignore[misc]  # torch has no types 
         The cross-entropy is a mean over all pictures, of which those without a label give nothing.
         """
         own = see(self.student, batch, [a for a, _ in self._attention_map], [a for a, _ in self._layer_map])
-        with torch.no_grad():
-            taught = see(self.teacher, batch, [b for _, b in self._attention_map], [b for _, b in self._layer_map])
-        parts = dict(self._parts(batch, own, taught))
+        parts = dict(self._parts(batch, own, self._taught(batch)))
         count = len(batch.labels) if total is None else total
         return Losses(
             sum(parts.values()) / count,
             {name: part.detach() / count for name, part in parts.items()},
             len(batch.labels),
         )
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]  # torch has no types here
+    def _taught(self, batch: ImageBatch) -> ImageSeen:
+        """The teacher's pass, if any part needs it."""
+        if not (self.objective.kl_weight or self._attention_map or self._layer_map):
+            return ImageSeen(None, None, {}, {})
+        if self.teacher is None:
+            raise Refused("TEACHER_MISSING", "there is no teacher to learn from: give one, or weigh labels alone.")
+        return see(self.teacher, batch, [b for _, b in self._attention_map], [b for _, b in self._layer_map])
 
     def _parts(self, batch: ImageBatch, own: ImageSeen, taught: ImageSeen) -> Iterator[tuple[str, Any]]:
         objective = self.objective
@@ -140,7 +154,8 @@ class ImageDistillation(nn.Module):  # type: ignore[misc]  # torch has no types 
         if self._attention_map:
             every = torch.ones(own.features.shape[:2], dtype=torch.bool, device=own.features.device)
             maps = [
-                attention.distance(own.attention[a], taught.attention[b], None, every) for a, b in self._attention_map
+                attention.distance(own.attention[a], taught.attention[b], None, every, self._heads)
+                for a, b in self._attention_map
             ]
             yield "attention", objective.attention_weight * sum(maps) / len(maps) / every.shape[1]
         if self._layer_map:

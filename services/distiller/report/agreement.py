@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from services.distiller.objective.batch import IGNORE, Batch
+from services.distiller.objective.forward import run
 
 CHUNK = 256
 """Scored tokens whose logits are looked at together."""
@@ -65,7 +66,7 @@ def measure(student: Any, teacher: Any, batches: Iterable[Batch], vocabulary: in
     for batch in batches:
         targets = batch.targets()
         places = (targets != IGNORE).nonzero()[: most_tokens - found.tokens]
-        states = [_states(model, batch)[places[:, 0], places[:, 1]] for model in (student, teacher)]
+        states = [run(model, batch)[places[:, 0], places[:, 1]] for model in (student, teacher)]
         wanted = targets[places[:, 0], places[:, 1]]
         for start in range(0, len(places), CHUNK):
             part = slice(start, start + CHUNK)
@@ -77,9 +78,3 @@ def measure(student: Any, teacher: Any, batches: Iterable[Batch], vocabulary: in
         if found.tokens >= most_tokens:
             break
     return found
-
-
-def _states(model: Any, batch: Batch) -> Any:
-    """Hidden states before the output head; documents of a row do not see one another. [batch, time, width]"""
-    run = model.model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
-    return run.last_hidden_state

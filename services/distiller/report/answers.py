@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
+from services.distiller.generate import generate
 from services.distiller.report.questions import Question
 
 
@@ -36,7 +36,6 @@ def answers(
 ) -> list[Answer]:
     """The likeliest token each time, until one of `ends` or `most_tokens`.
 
-    The questions are padded on the left, so that all answers begin at the same place.
     Args: check: called after each token; may raise to give up.
     """
 
@@ -44,15 +43,9 @@ def answers(
         check()
         return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
-    width = max(len(one.ids) for one in questions)
-    rows = [(width - len(one.ids), one.ids) for one in questions]
-    ids = torch.tensor([[*[padding] * more, *own] for more, own in rows], device=model.device)
-    mask = torch.tensor([[*[0] * more, *[1] * len(own)] for more, own in rows], device=model.device)
-    how = GenerationConfig(
-        do_sample=False, max_new_tokens=most_tokens, eos_token_id=list(ends), pad_token_id=padding, use_cache=True
-    )
-    made = model.generate(input_ids=ids, attention_mask=mask, generation_config=how, stopping_criteria=[goes_on])
-    return [_answer(row, tokenizer, ends) for row in made[:, width:].tolist()]
+    prompts = [one.ids for one in questions]
+    made = generate(model, prompts, most_tokens, ends, padding, stopping_criteria=[goes_on])
+    return [_answer(row, tokenizer, ends) for row in made]
 
 
 def _answer(ids: list[int], tokenizer: Any, ends: Sequence[int]) -> Answer:

@@ -25,10 +25,14 @@ MARGIN_NATS = 0.01
 
 @dataclass(eq=False)
 class LikelihoodJudge:
-    """A reference model with its own tokenizer, which need not be that of the models that are compared."""
+    """A reference model with its own tokenizer, which need not be that of the models that are compared.
+
+    Attributes: ends: tokens that end a turn there; the likeliest of them counts where an answer ended.
+    """
 
     model: Any
     tokenizer: Any
+    ends: Sequence[int]
 
     def judge(self, battles: Sequence[Battle]) -> list[Verdict]:
         """A question that the reference does not take, by its chat template or its context, is a tie that is unreadable."""
@@ -49,14 +53,14 @@ class LikelihoodJudge:
         said = list(self.tokenizer(answer.text, add_special_tokens=False)["input_ids"])
         if not said:
             return -math.inf
-        if answer.ended and self.tokenizer.eos_token_id is not None:
-            said.append(self.tokenizer.eos_token_id)
         longest = getattr(self.model.config, "max_position_embeddings", None)
-        if longest and len(prompt) + len(said) > longest:
+        if longest and len(prompt) + len(said) + 1 > longest:
             raise ValueError("the reference does not take so long a conversation")
         ids = torch.tensor([[*prompt, *said]], device=self.model.device)
-        logits = self.model(ids, use_cache=False, logits_to_keep=len(said) + 1).logits[0, :-1]
-        values = logits.float().log_softmax(-1).gather(1, ids[0, len(prompt) :, None])
+        logits = self.model(ids, use_cache=False, logits_to_keep=len(said) + 1).logits[0].float().log_softmax(-1)
+        values = logits[:-1].gather(1, ids[0, len(prompt) :, None])[:, 0]
+        if answer.ended and self.ends:
+            values = torch.cat([values, logits[-1, list(self.ends)].max()[None]])
         return float(values.mean())
 
 

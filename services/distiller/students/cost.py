@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from services.distiller.layers import attention_in, classifier, head, layers, parts
+from services.distiller.refused import Refused
 
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
@@ -56,9 +57,12 @@ class Cost:
 
 
 def cost(model: Any, context: int) -> Cost:
-    """Count a decoder whose weights are used once a token: linear layers, no experts."""
+    """Count a decoder: its linear layers, and of its experts as many as a token goes through.
+
+    Raises: Refused: its config does not say how many these are.
+    """
     last = head(model)
-    rest = sum(
+    rest = _experts(model) + sum(
         module.in_features * module.out_features
         for module in model.modules()
         if isinstance(module, nn.Linear) and module is not last
@@ -66,7 +70,7 @@ def cost(model: Any, context: int) -> Cost:
     return Cost(
         head=last.weight.numel(),
         rest=rest,
-        attention=sum(_attention(attention_in(layer), context) for layer in layers(model)),
+        attention=sum(_attention(attention_in(layer), model.config, context) for layer in layers(model)),
         context=context,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
@@ -97,6 +101,23 @@ def patches(config: Any) -> int:
     return int((sides[0][0] // sides[1][0]) * (sides[0][1] // sides[1][1]))
 
 
-def _attention(attention: Any, context: int) -> int:
-    window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
-    return int(2 * attention.q_proj.out_features * (context if window is None else min(context, window)))
+def _attention(attention: Any, config: Any, context: int) -> int:
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
+    return int(2 * heads * width * (context if window is None else min(context, window)))
+
+
+def _experts(model: Any) -> int:
+    """Of experts, which transformers keeps side by side: [experts, out, in]."""
+    weights = [one for layer in layers(model) for one in layer.parameters() if one.ndim == 3]
+    if not weights:
+        return 0
+    used = getattr(model.config, "num_experts_per_tok", None)
+    if used is None:
+        raise Refused(
+            "MODEL_UNSUPPORTED",
+            f"{type(model).__name__} does not say how many experts a token goes through: set num_experts_per_tok in its"
+            " config.",
+        )
+    return sum(one.numel() // one.shape[0] * int(used) for one in weights)

@@ -24,11 +24,13 @@ class Made:
         model: in training mode, every weight to be trained, of the teacher's type and on its device.
         layer_map: which layer of the teacher each of its layers is compared with.
         description: a sentence for logs, card and report.
+        heads: the teacher's heads that those of its last layer are; None: as many neighbours stand for one as it takes.
     """
 
     model: Any
     layer_map: LayerMap
     description: str
+    heads: tuple[int, ...] | None = None
 
 
 def make(
@@ -46,10 +48,12 @@ def make(
         run: takes a model over a batch.
     Raises: Refused: it cannot be made of this teacher.
     """
+    heads: tuple[int, ...] | None = None
     if student.kind == "depth":
         model, layer_map, description = _by_depth(teacher, student, batches, run)
     elif student.kind == "width":
-        model = width.narrow(teacher, student.feed_forward, student.heads, batches, run)
+        made = width.narrow(teacher, student.feed_forward, student.heads, batches, run)
+        model, heads = made.model, made.heads
         layer_map = tuple((index, index) for index in range(len(layers(teacher))))
         description = f"all {len(layer_map)} layers, {_widths(model, teacher)}"
     elif load is None:
@@ -58,7 +62,7 @@ def make(
         model = load(student.source)
         layer_map = checks.hidden(model, teacher, None)
         description = f"the model {student.source}"
-    return Made(model.requires_grad_(True).train(), layer_map, description)
+    return Made(model.requires_grad_(True).train(), layer_map, description, heads)
 
 
 def _by_depth(teacher: Any, student: Student, batches: Iterable[Any], run: Run) -> tuple[Any, LayerMap, str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,15 @@ from services.distiller.students.influence import Run
 _MULTIPLE = 8  # widths that matrix units like
 
 
-def narrow(teacher: Any, feed_forward: float, heads: float, batches: Iterable[Any], run: Run = run) -> Any:
+@dataclass(frozen=True)
+class Narrowed:
+    """`model`: the student. `heads`: the teacher's query heads that its last layer's are, in their order."""
+
+    model: Any
+    heads: tuple[int, ...]
+
+
+def narrow(teacher: Any, feed_forward: float, heads: float, batches: Iterable[Any], run: Run = run) -> Narrowed:
     """A narrower copy of the teacher, which stays as it is.
 
     Args:
@@ -35,16 +44,17 @@ def narrow(teacher: Any, feed_forward: float, heads: float, batches: Iterable[An
         run: takes the model over a batch.
     Raises: Refused: the model's layers are built in another way, or there is no data to measure on.
     """
-    found = _parts(teacher)
     config = teacher.config
-    groups = _group_count(config)
+    groups, kept_groups = _group_count(config), _groups(config, heads)
+    found = _parts(teacher, kept_groups < groups)
     inner = _share(config.intermediate_size, feed_forward, _MULTIPLE)
-    kept_groups = _groups(config, heads)
     worths = _worths(teacher, found, batches, run)
     student = copy.deepcopy(teacher)
-    for one, (units, channels) in zip(_parts(student), worths, strict=True):
+    kept = torch.arange(groups)
+    for one, (units, channels) in zip(_parts(student, kept_groups < groups), worths, strict=True):
         _narrow_feed_forward(one, _best(units, inner))
-        _narrow_attention(one, groups, _best(channels.reshape(groups, -1).sum(1), kept_groups))
+        kept = _best(channels.reshape(groups, -1).sum(1), kept_groups)
+        _narrow_attention(one, groups, kept)
     for layer in layers(student):
         layer.mlp.intermediate_size = inner
     student.config.intermediate_size = inner
@@ -52,10 +62,10 @@ def narrow(teacher: Any, feed_forward: float, heads: float, batches: Iterable[An
         student.config.head_dim = found[0].attention.head_dim  # unsaid, it would be made of the number of heads
         _set_groups(student.config, kept_groups)
     _check_shapes(student)
-    return student
+    return Narrowed(student, tuple(_places(config.num_attention_heads, groups, kept).tolist()))
 
 
-def _parts(teacher: Any) -> list[Parts]:
+def _parts(teacher: Any, fewer_heads: bool) -> list[Parts]:
     found = [parts(layer) for layer in layers(teacher)]
     if not all(one is not None and hasattr(one.attention, "head_dim") for one in found):
         raise Refused(
@@ -66,10 +76,11 @@ def _parts(teacher: Any) -> list[Parts]:
     whole = [one for one in found if one is not None]
     for one in whole:
         norm = getattr(one.attention, "q_norm", None)
-        if norm is not None and norm.weight.shape[-1] != one.attention.head_dim:
+        if fewer_heads and norm is not None and norm.weight.shape[-1] != one.attention.head_dim:
             raise Refused(
                 "MODEL_UNSUPPORTED",
-                f"{type(teacher).__name__} normalises all heads together: make the student by depth, or keep all heads.",
+                f"{type(teacher).__name__} normalises all heads together: make the student by depth, or set student.heads"
+                " to 1.",
             )
     return whole
 
@@ -162,12 +173,14 @@ def _narrow_feed_forward(one: Parts, units: Any) -> None:
 
 
 def _narrow_attention(one: Parts, groups: int, kept: Any) -> None:
-    def channels(width: int) -> Any:
-        return torch.arange(width).reshape(groups, -1)[kept].flatten()
-
     for linear in (one.queries, one.keys, one.values):
-        _keep_outputs(linear, channels(linear.out_features))
-    _keep_inputs(one.output, channels(one.output.in_features))
+        _keep_outputs(linear, _places(linear.out_features, groups, kept))
+    _keep_inputs(one.output, _places(one.output.in_features, groups, kept))
+
+
+def _places(count: int, groups: int, kept: Any) -> Any:
+    """Which of `count` channels, or heads, belong to the groups that are kept."""
+    return torch.arange(count).reshape(groups, -1)[kept].flatten()
 
 
 def _keep_outputs(linear: Any, kept: Any) -> None:

@@ -65,6 +65,10 @@ def work(place: Place, spec: Spec, settings: DistillerSettings, stop: Stop, prog
         return STOPPED
     except Exception as error:
         log.exception("the job failed")
+        if stop.requested and spec.training.processes > 1:
+            return (
+                STOPPED  # for want of the others, that had stopped; what is wrong beyond that shows at the next start
+            )
         told.write_failure(*explain(error))
         return FAILED
     return DONE

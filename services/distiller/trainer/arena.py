@@ -101,7 +101,8 @@ def _with_judge(m: Measuring, work: Callable[[Judge], T]) -> T:
                 "JUDGE_UNAVAILABLE",
                 "evaluation.judge_model has no chat template: begin a new job with a chat model as judge",
             )
-        return m.using("reference", lambda model: work(LikelihoodJudge(model, tokenizer)), dtype(m.job))
+        ends = models.ends(m.where("reference"), tokenizer)
+        return m.using("reference", lambda model: work(LikelihoodJudge(model, tokenizer, ends)), dtype(m.job))
     if settings.router is None:
         raise Refused("JUDGE_UNAVAILABLE", "the service knows no router: set distiller.router, then resume the job")
 

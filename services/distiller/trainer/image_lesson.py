@@ -19,7 +19,7 @@ class ImageLesson:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.module = ImageDistillation(job.student, job.teacher, job.spec.objective, job.layer_map)
+        self.module = ImageDistillation(job.student, job.teacher, job.spec.objective, job.layer_map, heads=job.heads)
         spread(job, self.module, job.teacher)
         self._order = Order(job.corpus.train, job.spec.training.seed)
 

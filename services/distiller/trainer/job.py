@@ -34,6 +34,7 @@ class Job:
         teacher: frozen, on the device; None once nothing needs it.
         student: in training, in float32, on the device.
         layer_map: pairs of a student's layer and the teacher's layer that it is compared with.
+        heads: the teacher's heads that those of the student's last layer are compared with; None: see `attention.same_heads`.
         vocabulary: how many logits are compared.
     """
 
@@ -54,6 +55,7 @@ class Job:
     teacher: Any = None
     student: Any = None
     layer_map: tuple[tuple[int, int], ...] = ()
+    heads: tuple[int, ...] | None = None
     vocabulary: int = 0
 
     def wait_for(self, path: Path) -> None:

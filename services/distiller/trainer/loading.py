@@ -44,6 +44,7 @@ def load(job: Job, where: str, make: Callable[[], tuple[Made, int]]) -> None:
             made.model.float().save_pretrained(new)
             notes = {
                 "layer_map": made.layer_map,
+                "heads": made.heads,
                 "vocabulary": vocabulary,
                 "description": made.description,
                 "data": job.corpus.digest,
@@ -57,6 +58,7 @@ def load(job: Job, where: str, make: Callable[[], tuple[Made, int]]) -> None:
             "the data is not what it was when the job began: put the file back, or begin a new job with the new one",
         )
     job.layer_map = tuple((one, other) for one, other in notes["layer_map"])
+    job.heads = notes["heads"] and tuple(notes["heads"])
     job.vocabulary = notes["vocabulary"]
     job.student = models.weights(str(initial), torch.float32).train().to(first_device(job))
     if not job.teacher_runs and stored:

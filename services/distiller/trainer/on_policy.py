@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig
 
 from services.distiller.data.encode import MASKED
 from services.distiller.data.packing import Packed
+from services.distiller.generate import generate
 
 
 def drawn(step: int, seed: int, share: float) -> bool:
@@ -23,16 +23,20 @@ def drawn(step: int, seed: int, share: float) -> bool:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]  # torch has no types here
 def rewritten(sequence: Packed, student: Any, ends: Sequence[int], padding: int) -> Packed:
-    """The sequence with each document's answer sampled from the student, in the room of the old one.
+    """The sequence with each document's last answer sampled from the student, in the room of the old one.
 
-    A document keeps all before its first scored token; where the new answer is shorter, padding follows. All of the answer is
-    scored, with the token that ends it.
+    A document keeps all before its last run of scored tokens, earlier answers scored as they are; where the new answer is
+    shorter, padding follows. All of it is scored, with the token that ends it. One that begins with what is scored, as a text
+    does, asks nothing and stays as it is.
     """
     ids, labels = list(sequence.ids), list(sequence.labels)
     prompts = []
     for _, start, length in sequence.slots:
-        first = next(place for place in range(start, start + length) if labels[place] != MASKED)
-        prompts.append((start, first, start + length))
+        first = _last_answer(labels[start : start + length])
+        if first > 1:  # the first token of a document is never scored
+            prompts.append((start, start + first, start + length))
+    if not prompts:
+        return sequence
     answers = _sampled(
         [ids[start:first] for start, first, _ in prompts],
         max(end - first for _, first, end in prompts),
@@ -48,22 +52,18 @@ def rewritten(sequence: Packed, student: Any, ends: Sequence[int], padding: int)
 
 def _sampled(prompts: list[list[int]], tokens: int, student: Any, ends: Sequence[int], padding: int) -> list[list[int]]:
     """An answer to each prompt: at most so many tokens, up to the one that ends it; drawn at temperature 1."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[padding] * (width - len(prompt)) + prompt for prompt in prompts], device=student.device)
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=student.device)
-    how = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=tokens,
-        eos_token_id=list(ends),
-        pad_token_id=padding,
-    )
     student.eval()
-    made = student.generate(input_ids=ids, attention_mask=mask, generation_config=how)[:, width:].tolist()
-    student.train()
+    try:
+        made = generate(student, prompts, tokens, ends, padding, sample=True)
+    finally:
+        student.train()
     return [_until_end(answer, ends) for answer in made]
+
+
+def _last_answer(labels: Sequence[int]) -> int:
+    """Where the last run of scored tokens begins."""
+    end = max(place for place, label in enumerate(labels) if label != MASKED)
+    return next((place + 1 for place in range(end, -1, -1) if labels[place] == MASKED), 0)
 
 
 def _until_end(answer: list[int], ends: Sequence[int]) -> list[int]:

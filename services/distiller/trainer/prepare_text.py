@@ -11,6 +11,7 @@ from services.distiller.data.stream import Reader, Stream, once
 from services.distiller.objective import checks
 from services.distiller.refused import Refused
 from services.distiller.students import Made, make
+from services.distiller.students.cost import cost
 from services.distiller.trainer import models
 from services.distiller.trainer.batches import batch, chunks
 from services.distiller.trainer.job import Job
@@ -51,6 +52,7 @@ def stream(job: Job) -> Stream:
 
 def _made(job: Job) -> tuple[Made, int]:
     source, training = stream(job), job.spec.training
+    cost(job.teacher, job.spec.data.sequence_tokens)  # refuses what the report could not count
     count = -(-MEASURED_TOKENS // job.spec.data.sequence_tokens)
     measured = chunks([next(source) for _ in range(count)], training.micro_sequences)
     made = make(

@@ -118,7 +118,7 @@ def _why(job: Job, kl: float) -> str:
     if kl <= spec.threshold or spec.publish_above:
         return ""
     return (
-        f"its KL of {kl:.4f} is above int8.threshold, {spec.threshold:g}: allow more of int8.repairs, give more dialogues,"
+        f"its KL of {kl:.4f} is above int8.threshold, {spec.threshold:g}: allow more of int8.repairs,"
         " take the kind weight_only, or set int8.publish_above"
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from transformers import GenerationConfig
-
 from ladr.v1.distiller_pb2 import DistillPhase
 from services.distiller.trainer import models
 from services.distiller.trainer.card import complete
@@ -31,9 +29,8 @@ def _write(job: Job, weights: dict[str, object]) -> None:
         raise RuntimeError(f"the student lost weights on its way: {missing}, {unexpected}")
     plain.to(dtype(job))
     if not job.of_images:
-        plain.generation_config = GenerationConfig(
-            eos_token_id=list(job.ends), pad_token_id=job.padding, bos_token_id=job.tokenizer.bos_token_id
-        )
+        own = plain.generation_config  # the teacher's: its temperature and penalties are meant for this vocabulary, too
+        own.eos_token_id, own.pad_token_id, own.bos_token_id = list(job.ends), job.padding, job.tokenizer.bos_token_id
     with new_directory(job.place.student) as new:
         plain.save_pretrained(new)
         job.tokenizer.save_pretrained(new)

@@ -13,6 +13,7 @@ from services.distiller.trainer.job import Job
 from services.distiller.trainer.loading import dtype
 from services.distiller.trainer.prepare_text import stream
 from services.distiller.trainer.shelf import Shelf
+from services.distiller.trainer.stop import Stopped
 
 
 def teach(job: Job) -> None:
@@ -47,7 +48,9 @@ def _store(job: Job) -> None:
             with torch.autocast(job.device.split(":")[0], torch.bfloat16, enabled=dtype(job) == torch.bfloat16):
                 _put(shelf, knowing, own, new, k, job.device)
         job.meter.step(number + 1, sum(one.length for one in sequences) if new else 0, {}, {})
-        job.stop.check()
+        if job.ranks.any(job.stop.requested, job.device):
+            shelf.flush()
+            raise Stopped
         if source.epoch > 0 and not {tuple(key) for key in source.position["waiting"]} - done:
             break  # it has been once round: nothing new can come
     shelf.flush()

@@ -27,7 +27,9 @@ class TextLesson:
         self._job = job
         self._training, self._objective = job.spec.training, job.spec.objective
         teacher = job.teacher if job.teacher_runs else None
-        self.module = Distillation(job.student, teacher, self._objective, job.layer_map, vocabulary=job.vocabulary)
+        self.module = Distillation(
+            job.student, teacher, self._objective, job.layer_map, heads=job.heads, vocabulary=job.vocabulary
+        )
         spread(job, self.module, teacher)
         self._stream: Stream = stream(job)
         self._pairs = split(read_pairs())[0] if self._objective.refusal_weight else []

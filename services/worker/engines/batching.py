@@ -116,12 +116,14 @@ class Batch:
         ready = [row for row, unread in enumerate(self._unread(self._reader)) if not unread]
         if not ready:
             return []
-        draft = self.draft
+        draft, reading_s = self.draft, 0.0
         if draft and draft.governor.wants(len(ready)):
             # Of those alone that have their first token, which did not wait for the draft to read the prompt.
             begun = [len(s.tokens) > s.prompt_length for s in self._rows]
             behind = [max(n - 1, 0) * b for n, b in zip(self._unread(draft.reader), begun, strict=True)]
+            began_s = self._clock()
             self._prefill(draft.reader, behind)
+            reading_s = self._clock() - began_s
             drafting = [row for row in ready if begun[row] and self._unread(draft.reader)[row] <= 1]
         else:
             drafting = []
@@ -129,7 +131,7 @@ class Batch:
         proposed = self._propose(draft, drafting) if draft and drafting else {}
         steps = self._decode(ready, proposed)
         if draft:
-            draft.governor.took(len(ready), len(steps), self._clock() - began_s, bool(proposed))
+            draft.governor.took(len(ready), len(steps), self._clock() - began_s, bool(proposed), reading_s)
         return steps
 
     def _readers(self) -> list[Reader]:

@@ -19,8 +19,10 @@ class _Record:
 
     drafted_s: deque[float] = field(default_factory=lambda: deque(maxlen=DRAFTED_ROUNDS))
     gained: deque[float] = field(default_factory=lambda: deque(maxlen=DRAFTED_ROUNDS))  # tokens for a row
+    reading_s: deque[float] = field(default_factory=lambda: deque(maxlen=DRAFTED_ROUNDS))  # the draft's prompts
     plain_s: deque[float] = field(default_factory=lambda: deque(maxlen=PLAIN_ROUNDS))
     rounds: int = 0
+    unpaid_s: float = 0.0  # read for a drafted round that did not come yet
     paused: int = 0  # plain rounds yet to go before the next trial
     pause: int = FIRST_PAUSE
 
@@ -30,8 +32,11 @@ class _Record:
 
     @property
     def loses(self) -> bool:
-        """A drafted round takes longer than the plain ones that would give as much."""
-        return median(self.drafted_s) > median(self.plain_s) * fmean(self.gained)
+        """A drafted round takes longer than the plain ones that would give as much.
+
+        Prompts count by their mean: few rounds read one, and each is paid for by all that follow.
+        """
+        return median(self.drafted_s) + fmean(self.reading_s) > median(self.plain_s) * fmean(self.gained)
 
 
 class Governor:
@@ -60,16 +65,19 @@ class Governor:
             return record.rounds % 4 != 3
         return record.rounds % PLAIN_EVERY != 0
 
-    def took(self, rows: int, tokens: int, elapsed_s: float, drafted: bool) -> None:
-        """A round of that many rows gave so many tokens."""
+    def took(self, rows: int, tokens: int, elapsed_s: float, drafted: bool, reading_s: float = 0.0) -> None:
+        """A round of that many rows gave so many tokens. `reading_s`: what the draft took to read prompts, beside it."""
         record = self._records.setdefault(rows.bit_length(), _Record())
         record.rounds += 1
         if not drafted:
+            record.unpaid_s += reading_s
             record.plain_s.append(elapsed_s)
             record.paused = max(record.paused - 1, 0)
             return
         record.drafted_s.append(elapsed_s)
         record.gained.append(tokens / rows)
+        record.reading_s.append(record.unpaid_s + reading_s)
+        record.unpaid_s = 0.0
         if not record.known:
             return
         if record.loses:
@@ -77,5 +85,6 @@ class Governor:
             record.pause = min(2 * record.pause, LAST_PAUSE)
             record.drafted_s.clear()
             record.gained.clear()
+            record.reading_s.clear()
         else:
             record.pause = FIRST_PAUSE

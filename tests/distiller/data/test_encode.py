@@ -109,10 +109,20 @@ def test_a_template_that_rewrites_even_the_question_is_said_to_be_so() -> None:
         encoder(tokenizer).encode(Record(messages=TALK))
 
 
-def test_pieces_of_a_long_document_are_those_with_something_to_score() -> None:
+def test_pieces_of_a_long_text_are_those_with_something_to_score() -> None:
     labels = (MASKED, MASKED, 3, MASKED, MASKED, MASKED, 7, 8)
-    document = Document(tuple(range(1, 9)), labels)
+    document = Document(tuple(range(1, 9)), labels, whole=False)
     assert document.pieces(3) == [
-        Document((1, 2, 3), (MASKED, MASKED, 3)),
-        Document((7, 8), (MASKED, 8)),  # a first token has nothing before it
+        Document((1, 2, 3), (MASKED, MASKED, 3), whole=False),
+        Document((7, 8), (MASKED, 8), whole=False),  # a first token has nothing before it
     ]
+
+
+def test_of_a_long_conversation_no_answer_is_learned_without_its_question() -> None:
+    record = Record(messages=({"role": "user", "content": "x" * 50}, {"role": "assistant", "content": "y" * 50}))
+    (document,) = encoder(tiny.tokenizer()).encode(record)
+    first = next(place for place, label in enumerate(document.labels) if label != MASKED)
+    assert document.pieces(first) == []
+    (cut,) = document.pieces(first + 3)
+    assert cut.ids == document.ids[: first + 3] and cut.scored == 3
+    assert document.pieces(1000) == [document]

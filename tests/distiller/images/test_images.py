@@ -151,9 +151,9 @@ def test_a_student_by_depth_has_the_teachers_layers_and_fewer_operations() -> No
 def test_a_narrow_student_without_loss_is_the_teacher_and_a_narrower_one_can_be_read_again(tmp_path: Path) -> None:
     teacher = small.encoder(3)
     pictures = batch(4)
-    whole = narrow(teacher, 1.0, 1.0, [pictures], run)
+    whole = narrow(teacher, 1.0, 1.0, [pictures], run).model
     assert torch.equal(whole(pictures.pixels).logits, teacher(pictures.pixels).logits)
-    thin = narrow(teacher, 0.25, 0.5, [pictures], run)
+    thin = narrow(teacher, 0.25, 0.5, [pictures], run).model
     assert image_cost(thin).saved(image_cost(teacher))["total"] > 0.55
     thin.save_pretrained(tmp_path)
     again = AutoModelForImageClassification.from_pretrained(tmp_path)

@@ -54,7 +54,7 @@ def test_the_distance_is_what_its_formula_says(
     for row, query in scored.nonzero().tolist():
         few, many = (whole[row, :, query].reshape(common, -1, 11).mean(1) for whole in (one, other))
         expected += float(((few - many) ** 2).sum()) / common
-    assert distance(student, teacher, place, scored, chunk).item() == pytest.approx(expected)
+    assert distance(student, teacher, place, scored, chunk=chunk).item() == pytest.approx(expected)
 
 
 def test_the_distance_has_the_gradient_of_finite_differences() -> None:

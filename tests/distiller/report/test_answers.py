@@ -97,7 +97,7 @@ def test_questions_are_held_out_end_with_the_user_and_are_the_same_each_time(tmp
 
 def test_the_mean_of_an_answer_is_that_of_its_tokens_one_by_one(model: Any, tokenizer: Any) -> None:
     question = ask("1+1?", tokenizer)
-    judge = LikelihoodJudge(model, tokenizer)
+    judge = LikelihoodJudge(model, tokenizer, [tokenizer.eos_token_id])
     ids = [*question.ids, *tokenizer("two")["input_ids"], END]
     logs = [
         float(model(torch.tensor([ids[:place]])).logits[0, -1].log_softmax(-1)[ids[place]])
@@ -112,7 +112,9 @@ def test_the_likelier_answer_wins_whatever_its_place_and_one_without_words_loses
     (own,) = answers(model, [question], tokenizer, [END], 257, 12)
     other, nothing = Answer("ZZZZ", 4, True), Answer("", 0, True)
     pairs = [(own, other), (other, own), (own, own), (nothing, other), (nothing, nothing)]
-    verdicts = LikelihoodJudge(model, tokenizer).judge([Battle(question, one, two) for one, two in pairs])
+    verdicts = LikelihoodJudge(model, tokenizer, [tokenizer.eos_token_id]).judge(
+        [Battle(question, one, two) for one, two in pairs]
+    )
     first = verdicts[0].score
     assert [one.score for one in verdicts] == [first, 1 - first, TIED, LOST, TIED]
     assert first in (WON, LOST)
@@ -128,10 +130,12 @@ def test_a_question_that_the_judges_template_does_not_take_is_a_tie_that_is_coun
     strict = tiny.tokenizer()
     strict.chat_template = "{{ raise_exception('no') }}"
     battle = Battle(ask("1+1?", tiny.tokenizer()), Answer("2", 1, True), Answer("3", 1, True))
-    assert LikelihoodJudge(model, strict).judge([battle]) == [Verdict(TIED, unreadable=True)]
+    assert LikelihoodJudge(model, strict, [strict.eos_token_id]).judge([battle]) == [Verdict(TIED, unreadable=True)]
 
 
 def test_an_answer_that_is_too_long_for_the_judge_is_a_tie_that_is_counted(model: Any, tokenizer: Any) -> None:
     longest = model.config.max_position_embeddings
     battle = Battle(ask("1+1?", tokenizer), Answer("x" * longest, longest, False), Answer("3", 1, True))
-    assert LikelihoodJudge(model, tokenizer).judge([battle]) == [Verdict(TIED, unreadable=True)]
+    assert LikelihoodJudge(model, tokenizer, [tokenizer.eos_token_id]).judge([battle]) == [
+        Verdict(TIED, unreadable=True)
+    ]

@@ -40,7 +40,7 @@ def test_the_most_valuable_units_and_heads_are_kept_bit_for_bit(family: str, tmp
     batch = packed(3, 21)
     with torch.no_grad():
         units, channels = (dumb_worths(teacher, batch, name) for name in ("mlp.down_proj", "self_attn.o_proj"))
-    student = narrow(teacher, 0.67, 0.5, [batch])
+    student = narrow(teacher, 0.67, 0.5, [batch]).model
     width = teacher.model.layers[0].self_attn.head_dim
     for index, layer in enumerate(student.model.layers):
         own = teacher.model.layers[index]
@@ -79,29 +79,31 @@ def test_units_that_do_nothing_can_go_without_a_trace() -> None:
         for layer in teacher.model.layers:
             layer.mlp.down_proj.weight[:, 3:11] = 0
             layer.self_attn.o_proj.weight[:, :8] = 0  # the first group of two heads of four
-    student = narrow(teacher, 16 / 24, 0.5, [packed()])
+    student = narrow(teacher, 16 / 24, 0.5, [packed()]).model
     ids = packed(seed=5).input_ids
     torch.testing.assert_close(student(ids).logits, teacher(ids).logits)
 
 
 def test_all_of_it_is_the_teacher() -> None:
     teacher, ids = model(), packed().input_ids
-    torch.testing.assert_close(narrow(teacher, 1.0, 1.0, [packed()])(ids).logits, teacher(ids).logits, atol=0, rtol=0)
+    torch.testing.assert_close(
+        narrow(teacher, 1.0, 1.0, [packed()]).model(ids).logits, teacher(ids).logits, atol=0, rtol=0
+    )
 
 
 def test_a_share_of_nearly_nothing_keeps_a_few_units_and_a_group() -> None:
-    student = narrow(model(), 1e-9, 1e-9, [packed()])
+    student = narrow(model(), 1e-9, 1e-9, [packed()]).model
     assert (student.config.intermediate_size, student.config.num_key_value_heads) == (8, 1)
-    assert narrow(model(intermediate_size=23), 0.5, 1.0, [packed()]).config.intermediate_size == 12
+    assert narrow(model(intermediate_size=23), 0.5, 1.0, [packed()]).model.config.intermediate_size == 12
 
 
 def test_the_number_of_heads_is_one_that_can_be_loaded_again(tmp_path: Path) -> None:
     teacher = model(num_attention_heads=8, num_key_value_heads=4, dtype=torch.float32)
-    student = narrow(teacher, 1.0, 0.75, [packed()])  # three groups would be six heads, which do not divide 16
+    student = narrow(teacher, 1.0, 0.75, [packed()]).model  # three groups would be six heads, which do not divide 16
     assert student.config.num_attention_heads in (4, 8)
     same_after_saving(student, tmp_path)
     other = model("qwen2", num_attention_heads=8, num_key_value_heads=4, dtype=torch.float32)
-    free = narrow(other, 1.0, 0.75, [packed()])
+    free = narrow(other, 1.0, 0.75, [packed()]).model
     assert free.config.num_attention_heads == 6
     same_after_saving(free, tmp_path)
 
