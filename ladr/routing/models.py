@@ -91,14 +91,14 @@ class Models:
         NoWorker: there is no model at all yet.
         """
         settings = self.settings
-        name = settings.aliases.get(asked or settings.default_model, asked or settings.default_model)
+        asked = asked or settings.default_model or self._only()
+        name = settings.aliases.get(asked, asked)
         if name in self.splits:
             shares = self.splits[name]
             name = rng.choices(list(shares), list(shares.values()))[0]
         if name in settings.cascades:
             cascade = settings.cascades[name]
             return Target(cascade.teacher, settings.fallbacks.get(cascade.teacher, ()), name, cascade.student)
-        name = name or self._only()
         if name not in self._promised and not self.knows(name):
             if not self.served():
                 raise NoWorker("no worker has a model yet", retry_after=_RETRY_AFTER)
@@ -106,10 +106,19 @@ class Models:
         return Target(name, settings.fallbacks.get(name, ()))
 
     def _only(self) -> str:
-        """The one model that there is."""
+        """The one model that there is, beside those that take a share of its requests, or of others' none."""
         served = self.served()
         if not served:
             raise NoWorker("no worker has a model yet", retry_after=_RETRY_AFTER)
         if len(served) > 1:
-            raise InvalidRequest(f"name a model: {', '.join(sorted(served)[:8])}", field="model")
+            beside = {
+                model
+                for name, shares in self.splits.items()
+                for model, share in shares.items()
+                if model != name and (name in served or not share)
+            }
+            served = served - beside or served
+        if len(served) > 1:
+            some = ", ".join(sorted(served)[:8])
+            raise InvalidRequest(f"name a model ({some}), or set router.default_model", field="model")
         return next(iter(served))

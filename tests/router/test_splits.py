@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 
 import grpc
 import pytest
@@ -47,6 +48,35 @@ def test_an_alias_is_shared_as_the_model_that_it_stands_for() -> None:
     held.set("assistant", {})
     with pytest.raises(NotFound):
         held.get("old")
+
+
+def models(served: str, **fields: object) -> Models:
+    names = frozenset(served.split())
+    return Models(RouterSettings(**fields), names.__contains__, lambda: names)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("served", "split", "answer"),
+    [
+        ("old", {}, "old"),
+        ("old new", {"old": {"old": 0, "new": 1}}, "new"),  # a new one that takes all of an old one's requests
+        ("old new", {"old": {"old": 1, "new": 0}}, "old"),
+        ("old new", {"beside": {"old": 1, "new": 0}}, "old"),  # loaded, and not asked yet
+        ("new", {"old": {"old": 0, "new": 1}}, "new"),
+    ],
+)
+def test_a_request_that_names_no_model_has_the_one_that_is_no_share_of_another(
+    served: str, split: dict[str, dict[str, float]], answer: str
+) -> None:
+    for _ in range(20):
+        assert models(served, canaries=split).resolve("", Random()).model == answer
+
+
+@pytest.mark.parametrize("split", [{}, {"chat": {"old": 1, "new": 1}}])
+def test_between_several_models_a_request_has_to_choose(split: dict[str, dict[str, float]]) -> None:
+    with pytest.raises(InvalidRequest, match="default_model") as error:
+        models("old new", canaries=split).resolve("", Random())
+    assert error.value.field == "model"
 
 
 @pytest.mark.parametrize(
