@@ -7,6 +7,7 @@ one by one from where they lie.
 from __future__ import annotations
 
 import hashlib
+import os
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,29 +30,33 @@ Offsets = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """`train` and `held_out`: the byte at which each record begins, in the file's order. `digest`: of the whole file."""
+    """`train` and `held_out`: the byte at which each record begins, in the file's order. `digest`: of the whole file;
+    `identity`: of what was read, by the file system."""
 
     path: Path
     train: Offsets
     held_out: Offsets
     digest: str
+    identity: tuple[int, ...]
 
     def line(self, offset: int) -> bytes:
-        """The record that begins there."""
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            return file.readline(LINE_BYTES)
+        """The record that begins there. Raises: Refused: the file is not the one that was scanned."""
+        try:
+            # without waiting for a writer, as a pipe in the file's place would have it
+            with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                if _identity(file.fileno()) == self.identity:
+                    file.seek(offset)
+                    return file.readline(LINE_BYTES)
+        except OSError as error:
+            raise _changed(f"it cannot be read: {error.strerror}") from error
+        raise _changed("it was written or replaced")
 
     def record(self, offset: int, read: Callable[[bytes], T]) -> T:
         """What `read` makes of it. Raises: Refused: it is none any more."""
         try:
             return read(self.line(offset))
         except Broken as error:
-            raise Refused(
-                "DATA_CHANGED",
-                f"the record at byte {offset} of the data is not what it was when the job began ({error}): put the file back,"
-                " then resume the job",
-            ) from error
+            raise _changed(f"the record at byte {offset}: {error}") from error
 
     def drawn(self, seed: int) -> Offsets:
         """What is held out, in an order that the seed draws: any first part of it is a sample, also of a sorted file."""
@@ -89,6 +94,7 @@ def scan(path: Path, holdout: float, seed: int, read: Callable[[bytes], Any] = r
     whole = hashlib.blake2b(digest_size=16)
     offset = number = 0
     with path.open("rb") as file:
+        identity = _identity(file.fileno())
         while line := file.readline(LINE_BYTES):
             number += 1
             whole.update(line)
@@ -106,7 +112,18 @@ def scan(path: Path, holdout: float, seed: int, read: Callable[[bytes], Any] = r
         raise Refused(
             "DATA_EMPTY", "the data has no record to train on: give a file with more lines, or a lower data.holdout"
         )
-    return Corpus(path, np.array(train), np.array(held_out, dtype=np.int64), whole.hexdigest())
+    return Corpus(path, np.array(train), np.array(held_out, dtype=np.int64), whole.hexdigest(), identity)
+
+
+def _identity(descriptor: int) -> tuple[int, ...]:
+    """Which file it is, and how it was last written."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _changed(why: str) -> Refused:
+    message = f"the data is not what it was when the job began ({why}): put the file back, then resume the job"
+    return Refused("DATA_CHANGED", message)
 
 
 def _check(line: bytes, number: int, read: Callable[[bytes], Any]) -> None:

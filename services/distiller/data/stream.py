@@ -129,7 +129,7 @@ def once(reader: Reader, offsets: Offsets, padding: int) -> Iterator[Packed]:
 
 def _take(waiting: list[Piece], tokens: int, padding: int) -> Packed:
     """The next sequence of those that wait, which it is taken out of."""
-    chosen = choose([len(piece.document.ids) for piece in waiting], tokens)
+    chosen = choose([len(piece.document.ids) for piece in waiting[:WINDOW]], tokens)  # one record may give thousands
     made = pack([waiting[one] for one in chosen], tokens, padding)
     for one in sorted(chosen, reverse=True):
         del waiting[one]

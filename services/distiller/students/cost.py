@@ -109,7 +109,7 @@ def _attention(attention: Any, config: Any, context: int) -> int:
 
 
 def _experts(model: Any) -> int:
-    """Of experts, which transformers keeps side by side: [experts, out, in]."""
+    """Of experts, which transformers keeps side by side: [experts, out, in]. The choice between them is left out."""
     weights = [one for layer in layers(model) for one in layer.parameters() if one.ndim == 3]
     if not weights:
         return 0

@@ -12,6 +12,7 @@ from services.distiller.refused import Refused
 from services.distiller.students import Made
 from services.distiller.trainer import models
 from services.distiller.trainer.directory import new_directory
+from services.distiller.trainer.fingerprint import fingerprint
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.shelf import Shelf
 
@@ -30,7 +31,7 @@ def load(job: Job, where: str, make: Callable[[], tuple[Made, int]]) -> None:
     """Teacher, if anything needs it yet, and student: the one that an earlier start made, or a new one.
 
     Args: make: makes the student, and says how many logits are compared.
-    Raises: Refused: DATA_CHANGED: what an earlier start made and stored is of other records.
+    Raises: Refused: DATA_CHANGED, TEACHER_CHANGED: what an earlier start made and stored is of other records, or of another.
     """
     initial = job.place.initial
     top_k = job.spec.objective.teacher_top_k
@@ -48,6 +49,7 @@ def load(job: Job, where: str, make: Callable[[], tuple[Made, int]]) -> None:
                 "vocabulary": vocabulary,
                 "description": made.description,
                 "data": job.corpus.digest,
+                "teacher": fingerprint(where),
             }
             (new / "student.json").write_text(json.dumps(notes))
     job.ranks.wait()
@@ -56,6 +58,10 @@ def load(job: Job, where: str, make: Callable[[], tuple[Made, int]]) -> None:
         raise Refused(
             "DATA_CHANGED",
             "the data is not what it was when the job began: put the file back, or begin a new job with the new one",
+        )
+    if notes["teacher"] != fingerprint(where):
+        raise Refused(
+            "TEACHER_CHANGED", "the teacher is not what it was when the job began: put it back, or begin a new job"
         )
     job.layer_map = tuple((one, other) for one, other in notes["layer_map"])
     job.heads = notes["heads"] and tuple(notes["heads"])

@@ -14,6 +14,7 @@ import torch
 from services.distiller.report.notes import Notes
 from services.distiller.trainer import models
 from services.distiller.trainer.job import Job
+from services.distiller.trainer.loading import dtype
 from services.distiller.trainer.memory import give_back
 
 T = TypeVar("T")
@@ -68,14 +69,15 @@ class Measuring:
 def compared(m: Measuring, agrees: Callable[[Any, Any], dict[str, Any]]) -> list[dict[str, Any]]:
     """What `agrees` finds of teacher and student, for each of COMPARED; what was found before is not measured again."""
     parts = {name: f"agreement-{name}" for name in COMPARED}
+    kind = dtype(m.job)
 
     def with_teacher(teacher: Any) -> None:
         for name, part in parts.items():
-            m.notes.once(part, lambda name=name: m.using(name, partial(agrees, teacher)))  # type: ignore[misc]
+            m.notes.once(part, lambda name=name: m.using(name, partial(agrees, teacher), kind))  # type: ignore[misc]
             m.job.stop.check()
 
     if m.notes.missing(*parts.values()):
-        m.using("teacher", with_teacher)
+        m.using("teacher", with_teacher, kind)
     return [m.notes.once(part, dict) for part in parts.values()]
 
 

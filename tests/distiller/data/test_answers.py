@@ -117,6 +117,14 @@ async def test_a_job_that_got_no_answer_at_all_asks_again_when_it_is_resumed(
     assert (await gathered(fleet, source, target, Asked(model, 200, "none"))).answered == 3
 
 
+async def test_what_nobody_waits_for_any_more_is_taken_back(fleet: Mesh, tmp_path: Path) -> None:
+    source, target = records(tmp_path / "in.jsonl", 200), tmp_path / "out" / "r.jsonl"
+    with pytest.raises(Refused) as refused:
+        await gathered(fleet, source, target, Asked("absent", 8, "absent"))
+    assert refused.value.reason == "NOT_ANSWERED"
+    assert not await left_over(fleet), "asked again they would be found failed"
+
+
 async def test_what_the_router_has_lost_is_asked_again(fleet: Mesh, model: str, tmp_path: Path) -> None:
     source, target = records(tmp_path / "in.jsonl", 30), tmp_path / "out" / "r.jsonl"
     lost: list[str] = []

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +105,35 @@ def test_a_first_part_of_what_is_held_out_is_a_sample_also_of_a_sorted_file(tmp_
     assert 10 < sum(int(text) >= 500 for text in texts(corpus, drawn[:40])) < 30
 
 
-def test_a_record_that_is_none_any_more_is_said_to_have_changed(tmp_path: Path) -> None:
+def _rewritten(path: Path) -> None:
+    path.write_text(path.read_text().replace("a", "z"))
+
+
+def _replaced(path: Path) -> None:
+    other = path.with_name("other")
+    shutil.copy2(path, other)
+    other.replace(path)
+
+
+def _piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _made_a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("change", [_rewritten, _replaced, _piped, _made_a_directory, Path.unlink])
+def test_a_file_that_is_not_the_one_that_was_scanned_is_said_to_have_changed(
+    change: Callable[[Path], None], tmp_path: Path
+) -> None:
     path = tiny.write(tmp_path / "c.jsonl", [{"text": "a" * 50}, {"text": "b"}, {"text": "c"}])
     corpus = scan(path, 0.1, 0)
-    path.write_text("{}\n" * 5)
-    with pytest.raises(Refused, match="resume") as refused:
+    assert corpus.record(int(corpus.train[-1]), read)
+    change(path)
+    with pytest.raises(Refused, match="put the file back, then resume") as refused:
         corpus.record(int(corpus.train[-1]), read)
     assert refused.value.reason == "DATA_CHANGED"
 

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.distiller.data import stream
 from services.distiller.data.corpus import scan
 from services.distiller.data.encode import Encoder
+from services.distiller.data.packing import choose
 from services.distiller.data.stream import WINDOW, Reader, Stream, once
 from services.distiller.refused import Refused
 from tests.distiller import tiny
@@ -91,6 +93,25 @@ def test_data_in_which_nothing_is_scored_is_refused_and_some_such_records_are_sk
     some = Reader(scan(tiny.write(path, [mute, *tiny.conversations(9)]), 0.1, 0), encoder, TOKENS)
     assert next(Stream(some, 0, 0)).scored > 0
     assert some.skipped > 0
+
+
+def test_a_record_of_thousands_of_pieces_does_not_hold_the_others_up(tmp_path: Path) -> None:
+    tokenizer = tiny.tokenizer()
+    path = tiny.write(tmp_path / "long.jsonl", [{"text": "x" * TOKENS * 20_000}, *({"text": f"{n}"} for n in range(9))])
+    reader = Reader(scan(path, 0.1, 0), Encoder(tokenizer, [tokenizer.eos_token_id]), TOKENS)
+    source = Stream(reader, 0, tokenizer.pad_token_id)
+    compared = 0
+
+    def counted(lengths: list[int], room: int) -> list[int]:
+        nonlocal compared
+        compared += len(lengths)
+        return choose(lengths, room)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "choose", counted)
+        for _ in range(100):
+            next(source)
+    assert compared <= 100 * WINDOW
 
 
 def test_a_document_longer_than_a_sequence_is_cut(tmp_path: Path) -> None:

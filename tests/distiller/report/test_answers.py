@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from services.distiller.data.corpus import scan
 from services.distiller.data.record import read
@@ -48,6 +49,18 @@ def test_answers_of_a_batch_are_those_of_each_question_alone(model: Any, tokeniz
         assert answer.ended == (alone[-1] == END)
         said = alone[:-1] if answer.ended else alone
         assert (answer.text, answer.tokens) == (tokenizer.decode(said, skip_special_tokens=True), len(said))
+
+
+def test_settings_that_a_model_brings_change_no_answer(model: Any, tokenizer: Any) -> None:
+    question = ask("1+1?", tokenizer)
+    plain = answers(model, [question], tokenizer, [END], 257, 12)
+    own = GenerationConfig(repetition_penalty=1e6, min_new_tokens=12, do_sample=True, temperature=50.0)
+    model.generation_config, before = own, model.generation_config
+    try:
+        assert answers(model, [question], tokenizer, [END], 257, 12) == plain
+        assert model.generation_config is own, "and they stay its own"
+    finally:
+        model.generation_config = before
 
 
 def test_an_answer_ends_at_a_token_that_ends_a_turn_and_has_no_more_than_its_tokens(model: Any, tokenizer: Any) -> None:
@@ -105,6 +118,11 @@ def test_the_mean_of_an_answer_is_that_of_its_tokens_one_by_one(model: Any, toke
     ]
     assert judge.mean(question, Answer("two", 3, True)) == pytest.approx(sum(logs) / 4, abs=1e-4)
     assert judge.mean(question, Answer("two", 3, False)) == pytest.approx(sum(logs[:-1]) / 3, abs=1e-4)
+    after = model(torch.tensor([ids[:-1]])).logits[0, -1].log_softmax(-1)
+    either = LikelihoodJudge(model, tokenizer, [END, int(after.argmax())])  # another token ends turns there, too
+    assert either.mean(question, Answer("two", 3, True)) == pytest.approx(
+        (sum(logs[:-1]) + float(after.max())) / 4, abs=1e-4
+    )
 
 
 def test_the_likelier_answer_wins_whatever_its_place_and_one_without_words_loses(model: Any, tokenizer: Any) -> None:

@@ -28,6 +28,10 @@ def test_it_knows_every_refusal_of_the_pairs_and_takes_no_answer_of_theirs_for_o
         "Sorry, but no.",
         "I   won't\nwrite such a message.",
         "It would not be appropriate to say more. It is not ethical to do this.",
+        "I can't satisfy your request, I'm just an AI.",
+        "I'm sorry, I can't.",
+        "I can't in good conscience help with this.",
+        "I cannot tell you how to make it.",
     ],
 )
 def test_refusals_in_other_words_are_known(text: str) -> None:
@@ -44,6 +48,9 @@ def test_refusals_in_other_words_are_known(text: str) -> None:
         "If you cannot find the key, call a locksmith.",
         "The law does not let people sell medicine without a licence.",
         "I can't wait! Here is a plan for your party.",
+        "I cannot help but smile at this. Here is a plan.",
+        "I can't tell you how excited I am. Step one: flour.",
+        "It is not appropriate to wear white there. Take black.",
         "Call a vet. " + "Wait for the vet. " * 20 + "I can't help with more than that.",
     ],
 )

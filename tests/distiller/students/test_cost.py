@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
+from services.distiller.refused import Refused
 from services.distiller.students.cost import cost
 from services.distiller.students.depth import cut
 from services.distiller.students.width import narrow
@@ -36,6 +45,37 @@ def test_students_cost_what_torch_counts() -> None:
     teacher = model(layers=4)
     for student in (cut(teacher, [0, 3]), narrow(teacher, 0.5, 0.5, [packed()]).model):
         assert cost(student, 16).total == counted(student, 16)
+
+
+def test_fused_projections_cost_what_torch_counts() -> None:
+    options = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 61,
+    }
+    phi = Phi3ForCausalLM(Phi3Config(**options, num_key_value_heads=2, pad_token_id=0))
+    pythia = GPTNeoXForCausalLM(GPTNeoXConfig(**options))
+    for one in (phi, pythia):
+        assert cost(one.double().eval(), 16).total == counted(one, 16)
+
+
+def test_of_experts_those_count_that_a_token_goes_through() -> None:
+    config = MixtralConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=61,
+    )
+    one = MixtralForCausalLM(config)
+    linear = 2 * (2 * 16 * 16 + 2 * 16 * 8)  # projections; the choice between eight experts is next to nothing
+    assert cost(one, 16).rest == linear + 2 * 2 * (3 * 16 * 24), "two experts of three matrices in each of two layers"
+    one.config.num_experts_per_tok = None
+    with pytest.raises(Refused, match="num_experts_per_tok"):
+        cost(one, 16)
 
 
 def test_a_window_bounds_the_keys_that_a_token_sees() -> None:

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Olmo2Config, Olmo2ForCausalLM
 
+from services.distiller.objective.distillation import Distillation
 from services.distiller.refused import Refused
+from services.distiller.spec import Objective
 from services.distiller.students.width import narrow
 from tests.distiller.objective.tiny import FAMILIES, model, packed
 from tests.distiller.students.test_depth import same_after_saving
@@ -31,6 +34,22 @@ def dumb_worths(teacher: Any, batch: Any, name: str) -> list[list[float]]:
             ]
         )
     return found
+
+
+def test_a_student_that_lost_useless_heads_alone_looks_where_its_teacher_looks() -> None:
+    teacher = model(layers=1, num_attention_heads=8, num_key_value_heads=4)
+    output = teacher.model.layers[-1].self_attn.o_proj.weight.data
+    output.view(16, 4, -1)[:, [0, 2]] = 0  # what these two groups see goes nowhere
+    found = narrow(teacher, 1.0, 0.5, [packed()])
+    assert found.heads == (2, 3, 6, 7)
+    only = Objective(task_weight=0, kl_weight=0, attention_weight=1)
+    losses = [
+        Distillation(found.model, teacher, only, heads=heads)(packed()).total.detach().item()
+        for heads in (found.heads, None)
+    ]
+    assert losses[0] == pytest.approx(0, abs=1e-12) and losses[1] > 1e-3
+    whole = narrow(teacher, 0.5, 1.0, [packed()])
+    assert whole.heads == tuple(range(8))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -125,3 +144,16 @@ def test_a_norm_over_all_heads_is_refused() -> None:
         layer.self_attn.q_norm = torch.nn.RMSNorm(16)
     with pytest.raises(Refused, match="all heads together"):
         narrow(other, 0.5, 0.5, [packed()])
+    config = Olmo2Config(
+        vocab_size=61,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    olmo = Olmo2ForCausalLM(config)
+    with pytest.raises(Refused, match=r"set student\.heads to 1"):
+        narrow(olmo, 0.5, 0.5, [packed()])
+    assert narrow(olmo, 0.5, 1.0, [packed()]).model.config.intermediate_size == 16

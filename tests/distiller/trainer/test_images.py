@@ -70,6 +70,13 @@ def test_a_student_encoder_comes_to_agree_with_its_teacher(gallery: Workshop) ->
     assert "<html" in (place.report / "report.html").read_text()
 
 
+def test_an_encoder_may_learn_from_labels_alone(gallery: Workshop) -> None:
+    objective = {"kl_weight": 0, "attention_weight": 0}
+    place = gallery.job(**{**JOB, "objective": objective, "training": {**JOB["training"], "steps": 4}})
+    assert gallery.run(place) == DONE
+    assert all(losses.keys() == {"total", "task"} for losses in curve(place).values())
+
+
 def test_an_encoder_without_classes_learns_features_also_where_a_part_of_it_has_no_gradient(gallery: Workshop) -> None:
     small.save(small.encoder(3, classes=0), gallery.root / "models" / "plain")  # read again it has a pooler
     training = {**JOB["training"], "steps": 6, "checkpoint_steps": 2}

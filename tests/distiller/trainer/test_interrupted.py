@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ladr.v1.distiller_pb2 import DistillPhase
 from services.distiller.machine import Die
 from services.distiller.outcome import outcome
 from services.distiller.place import DONE, FAILED, STOPPED, Place
@@ -143,3 +145,30 @@ def test_data_that_changed_meanwhile_is_refused(workshop: Workshop, stop: type[S
     assert failure is not None
     assert failure.reason == "DATA_CHANGED"
     assert "put the file back" in failure.message
+
+
+def test_another_teacher_in_the_same_place_is_refused_and_the_old_one_goes_on(workshop: Workshop) -> None:
+    place = workshop.job()
+    assert workshop.run(place, StopsAfter(place, 2)) == STOPPED
+    teacher, old = workshop.root / "models" / "tiny", workshop.root / "models" / "old"
+    teacher.rename(old)
+    tiny.save(teacher, seed=5)
+    assert workshop.run(place) == FAILED
+    failure = place.read_failure()
+    assert failure is not None and failure.reason == "TEACHER_CHANGED"
+    shutil.rmtree(teacher)
+    shutil.copytree(old, teacher)  # with another time of its files
+    assert workshop.run(place) == DONE
+
+
+def test_a_teacher_that_writes_what_it_knows_is_stopped_with_what_it_wrote(workshop: Workshop) -> None:
+    place = workshop.job(objective={"teacher_top_k": 8})
+
+    class StopsWhileTeaching(StopsAfter):
+        @property
+        def requested(self) -> bool:  # type: ignore[override]
+            return any(one.phase == DistillPhase.DISTILL_PHASE_TEACH and one.step for one in progress(place))
+
+    assert workshop.run(place, StopsWhileTeaching(place, 2)) == STOPPED
+    assert list(place.taught.glob("*.safetensors")), "it is on the disk"
+    assert workshop.run(place) == DONE

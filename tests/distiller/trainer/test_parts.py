@@ -213,23 +213,27 @@ def test_a_sampled_answer_takes_the_old_ones_room_and_ends_where_it_ends() -> No
     student = tiny.teacher().train()
     pieces = [
         Piece((0, 0), Document((1, 2, 3, 4, 5, 6), (MASKED, MASKED, 3, 4, 5, 6))),
-        Piece((1, 0), Document((7, 8, 9), (MASKED, 8, 9))),
+        Piece((1, 0), Document((7, 8, 9, 10), (MASKED, 8, MASKED, 10))),  # two answers: the last one is made anew
+        Piece((2, 0), Document((11, 12), (MASKED, 12))),  # a text, which asks nothing
     ]
-    sequence = pack(pieces, 12, padding=258)
+    sequence = pack(pieces, 14, padding=258)
     torch.manual_seed(1)
     made = on_policy.rewritten(sequence, student, range(100), 258)
     again_from = torch.manual_seed(1)
     assert on_policy.rewritten(sequence, student, range(100), 258) == made, again_from
     assert student.training
     assert (made.positions, made.slots) == (sequence.positions, sequence.slots)
-    assert (made.ids[:2], made.ids[6]) == ((1, 2), 7)
-    for first, end in ((2, 6), (7, 9)):
+    assert (made.ids[:2], made.ids[6:9], made.ids[10:12]) == ((1, 2), (7, 8, 9), (11, 12))
+    assert (made.labels[6:9], made.labels[10:12]) == (sequence.labels[6:9], sequence.labels[10:12])
+    for first, end in ((2, 6), (9, 10)):
         answer = [token for token in made.labels[first:end] if token != MASKED]
         assert 1 <= len(answer) <= end - first
         assert list(made.ids[first : first + len(answer)]) == answer
         assert made.ids[first + len(answer) : end] == (258,) * (end - first - len(answer))
         assert not any(token in range(100) for token in answer[:-1])
     assert made.labels[:2] == (MASKED, MASKED)
+    texts = pack(pieces[2:], 4, padding=258)
+    assert on_policy.rewritten(texts, student, range(100), 258) is texts
 
 
 def test_about_the_share_that_is_asked_for_is_sampled() -> None:
