@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    LlamaConfig,
     MixtralConfig,
     MixtralForCausalLM,
     Phi3Config,
@@ -73,7 +74,7 @@ def test_of_experts_those_count_that_a_token_goes_through() -> None:
     one = MixtralForCausalLM(config)
     linear = 2 * (2 * 16 * 16 + 2 * 16 * 8)  # projections; the choice between eight experts is next to nothing
     assert cost(one, 16).rest == linear + 2 * 2 * (3 * 16 * 24), "two experts of three matrices in each of two layers"
-    one.config.num_experts_per_tok = None
+    one.config = LlamaConfig(hidden_size=16, num_attention_heads=4)  # which does not speak of experts
     with pytest.raises(Refused, match="num_experts_per_tok"):
         cost(one, 16)
 

@@ -11,7 +11,14 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
 from ladr.v1.distiller_pb2 import DistillPhase
 from services.distiller.data.corpus import scan
@@ -163,6 +170,48 @@ def test_a_student_may_be_narrower_or_given(workshop: Workshop) -> None:
     )
     assert workshop.run(given) == DONE
     assert "hidden" in curve(given)[2]
+
+
+@pytest.mark.parametrize(("config", "kind"), [(Phi3Config, Phi3ForCausalLM), (GPTNeoXConfig, GPTNeoXForCausalLM)])
+def test_a_teacher_that_is_built_otherwise_is_measured_too_and_quantised(
+    config: Any, kind: Any, workshop: Workshop
+) -> None:
+    where = workshop.root / "models" / "other"
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    kind(config(**sizes, vocab_size=264, max_position_embeddings=256, pad_token_id=0)).save_pretrained(where)
+    tiny.tokenizer().save_pretrained(where)
+    place = workshop.job(
+        teacher="other",
+        objective={"attention_weight": 0.0},
+        training={"steps": 2},
+        int8={
+            "kind": "w8a8",
+            "dialogues": 20,
+            "threshold": 1e-9,
+            "goal": 1e-9,
+            "repairs": ["smooth", "keep_sensitive"],
+        },
+    )
+    assert workshop.run(place) == DONE
+    figures = json.loads((place.report / "report.json").read_bytes())["figures"]
+    assert figures["saved_total"] > 0 and figures["int8_kl"] > 0
+
+
+def test_weights_that_are_the_teachers_own_tie_every_battle_whatever_it_brings_for_generation(
+    workshop: Workshop,
+) -> None:
+    own = workshop.root / "models" / "tiny" / "generation_config.json"
+    own.write_text(json.dumps({"repetition_penalty": 5.0, "eos_token_id": 256}))
+    place = workshop.job(
+        student={"layers": 4, "choice": "every_kth"},
+        training={"steps": 0},
+        evaluation={"battles": 4, "answer_tokens": 8},
+    )
+    assert workshop.run(place) == DONE
+    report = json.loads((place.report / "report.json").read_bytes())
+    assert report["figures"]["top1"] == 1.0
+    assert report["figures"]["win_rate"] == 0.5
+    assert json.loads((place.student / "generation_config.json").read_bytes())["repetition_penalty"] == 5.0
 
 
 def test_a_student_of_another_vocabulary_is_refused_before_the_first_step(workshop: Workshop) -> None:
