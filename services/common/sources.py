@@ -39,7 +39,11 @@ def locate_file(source: str, root: Path) -> Path:
     """
     path = under(root, source) if source else _bundled()
     if path.is_dir():
-        raise InvalidRequest("this engine loads a file, and the source is a directory", field="source")
+        raise InvalidRequest(
+            "this worker's engine loads a file, and the source is a directory: a student of the distiller needs a worker with"
+            " worker.engine: transformers",
+            field="source",
+        )
     if not path.exists():
         raise NotFound("no such file under the model root", resource=("model", source[:128]))
     return path

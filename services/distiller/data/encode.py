@@ -15,6 +15,8 @@ from jinja2.exceptions import TemplateError
 from services.distiller.data.record import Record
 
 MASKED = -100
+TEMPLATE_ERRORS = (TemplateError, TypeError, LookupError, ValueError, ArithmeticError, RecursionError)
+"""What a chat template may raise, of itself or for a conversation that it does not take."""
 Span = tuple[int, int]
 
 
@@ -77,7 +79,7 @@ class Encoder:
             return self._answers(record)
         except Untemplated:
             raise
-        except (TemplateError, TypeError, KeyError, IndexError, ValueError) as error:
+        except TEMPLATE_ERRORS as error:
             raise Untemplated(str(error)) from error
 
     def _text(self, text: str) -> Document:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jinja2.exceptions import TemplateError
 
+from services.distiller.data.encode import TEMPLATE_ERRORS
 from services.distiller.data.record import Record
 from services.distiller.report.answers import Answer
 from services.distiller.report.judge import LOST, TIED, WON, Battle, Verdict
@@ -42,7 +42,7 @@ class LikelihoodJudge:
                 key = (one.question.ids, answer)
                 try:
                     means[key] = means[key] if key in means else self.mean(one.question, answer)
-                except (TemplateError, TypeError, KeyError, IndexError, ValueError):
+                except TEMPLATE_ERRORS:
                     means[key] = math.nan
         return [compared(means[one.question.ids, one.first], means[one.question.ids, one.second]) for one in battles]
 

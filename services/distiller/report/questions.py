@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
 from services.distiller.data.corpus import Corpus
+from services.distiller.data.encode import TEMPLATE_ERRORS
 from services.distiller.data.record import Record, read
 
 
@@ -63,7 +62,7 @@ def _drawn(corpus: Corpus, tokenizer: Any, seed: int, longest: int) -> Iterator[
         asking = Record(messages=asked, tools=record.tools)
         try:
             ids = encoded(asking, tokenizer)
-        except (TemplateError, TypeError, KeyError, IndexError, ValueError):  # the template does not take it
+        except TEMPLATE_ERRORS:  # the template does not take it
             continue
         if 0 < len(ids) <= longest:
             yield Question(asked, record.tools, ids)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jinja2.exceptions import TemplateError
-
+from services.distiller.data.encode import TEMPLATE_ERRORS
 from services.distiller.data.pairs import Pair, read_pairs, split
 from services.distiller.report.answers import Answer, answers
 from services.distiller.report.questions import Question, ask, held_out
@@ -59,7 +58,7 @@ def asked(m: Measuring) -> Asked:
     pairs = split(read_pairs())[1][: wanted.refusal_pairs]
     try:
         prompts = [ask(prompt, job.tokenizer) for pair in pairs for prompt in (pair.harmful, pair.harmless)]
-    except TemplateError as error:
+    except TEMPLATE_ERRORS as error:
         log.warning("no refusals: the chat template does not take a question alone: %s", error)
         pairs, prompts = [], []
     battles = held_out(job.reader.corpus, job.tokenizer, wanted.battles, job.spec.training.seed, longest)

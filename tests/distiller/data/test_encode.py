@@ -80,10 +80,19 @@ def test_a_template_that_rewrites_earlier_turns_gives_each_answer_a_document_of_
     assert tokenizer.decode(other.ids).startswith("<|start|>system\nBe brief.")
 
 
-def test_a_conversation_that_the_template_refuses_is_said_to_be_so() -> None:
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "alternate"),
+        ("{{ 1 / 0 }}", "division"),
+        ("{{ range(10 ** 9) | list }}", "Range too big"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+    ],
+)
+def test_a_conversation_that_the_template_refuses_is_said_to_be_so(template: str, why: str) -> None:
     tokenizer = tiny.tokenizer()
-    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(Untemplated, match="alternate"):
+    tokenizer.chat_template = template
+    with pytest.raises(Untemplated, match=why):
         encoder(tokenizer).encode(Record(messages=TALK))
 
 
