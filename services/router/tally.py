@@ -10,7 +10,7 @@ from ladr.v1 import router_pb2
 
 # Endings that say nothing of the model: the client went away, or asked for what cannot be.
 NOT_ITS_FAULT = frozenset({"cancelled", "invalid_request", "prompt_too_long", "not_found", "message_too_large"})
-_SHORTEST_S = 1e-6
+_SHORTEST_S = 1e-4  # what came at once with what was before has a logarithm that says nothing
 
 
 @dataclass

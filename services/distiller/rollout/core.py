@@ -2,9 +2,9 @@
 
 The student goes back when a lower bound of what it does lies above an upper bound of what the others do, and what they are
 allowed to differ by: of the share of failures, of the time to first token, and of the time per output token. The bounds hold at
-every look at once (see bounds), so for each of the three a student that is not worse than allowed goes back by chance in at most
-1 % of stages, however often it is looked at. A stage is passed only when what was counted is within what is allowed; between the
-two, more requests are waited for.
+every look at once (see bounds): however often it is looked at, a student that is not worse than allowed goes back by chance in
+1 % of stages at most, for each of the three. A stage is passed only when what was counted is within what is allowed; between
+the two, more requests are waited for.
 """
 
 from __future__ import annotations
