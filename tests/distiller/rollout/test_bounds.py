@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ def summed(samples: list[float]) -> tuple[int, float, float]:
     return len(samples), math.fsum(samples), math.fsum(one * one for one in samples)
 
 
-def likelihood(failed: int, ended: int, shares: np.ndarray) -> np.ndarray:
+def likelihood(failed: int, ended: int, shares: Any) -> Any:
     """Of each share, for one order of what came."""
     return shares**failed * (1 - shares) ** (ended - failed)
 
@@ -28,7 +29,7 @@ def likelihood(failed: int, ended: int, shares: np.ndarray) -> np.ndarray:
 def dumb_ratio(failed: int, ended: int, share: float) -> float:
     """How much likelier the mixture makes what was counted than a share does. In sin² of an angle the prior is flat."""
     angles = (np.arange(4096) + 0.5) * math.pi / 2 / 4096
-    return float(likelihood(failed, ended, np.sin(angles) ** 2).mean() / likelihood(failed, ended, np.array(share)))
+    return float(likelihood(failed, ended, np.sin(angles) ** 2).mean() / likelihood(failed, ended, share))
 
 
 @given(st.integers(0, 60).flatmap(lambda ended: st.tuples(st.integers(0, ended), st.just(ended))), CHANCES)
