@@ -258,7 +258,7 @@ class _Drive:
                 await self._keep(replace(counted, reason=reason))
                 return _poll_s(record)
             case Advance(stage, reason):
-                earlier = core.entered(rules, standing, stage, now_ms / 1000).earlier
+                earlier = core.entered(standing, stage, now_ms / 1000).earlier
                 following = replace(counted, stage=stage, stage_ms=0, applied=False, reason=reason, earlier=earlier)
                 await self._save(replace(following, student=NOTHING, those=NOTHING), moved=True)
             case Succeed(reason):

@@ -41,7 +41,7 @@ class Standing:
     Attributes:
         stage: from 0. began_s: when it began.
         student, others: what they did in it.
-        earlier: what the others did in the stages before, newest first until there was enough.
+        earlier: what the others did in the stages before.
     """
 
     stage: int
@@ -84,14 +84,13 @@ Decision = Stay | Advance | Succeed | RollBack
 
 
 def yardstick(rules: Rules, others: Counts, earlier: Counts) -> Counts:
-    """What the student is compared with: the others in this stage, and in those before as long as they had too few requests."""
+    """What the student is compared with: the others in this stage, and in all before it as long as they had too few in it."""
     return others if others.ended >= _least(rules) else others + earlier
 
 
-def entered(rules: Rules, standing: Standing, stage: int, now_s: float) -> Standing:
+def entered(standing: Standing, stage: int, now_s: float) -> Standing:
     """At the beginning of the next stage."""
-    earlier = yardstick(rules, standing.others, standing.earlier)
-    return Standing(stage, now_s, earlier=earlier)
+    return Standing(stage, now_s, earlier=standing.earlier + standing.others)
 
 
 def counted(standing: Standing, student: Counts, others: Counts) -> Standing:

@@ -168,6 +168,34 @@ def test_who_is_much_worse_goes_back_nearly_always(fails: tuple[float, float], s
     assert back(100, 0.5, fails, slower) >= 0.98
 
 
+def whole(rng: np.random.Generator, fails: float) -> Decision:
+    """A roll-out of a student that is like the others, looked at each second; gives how it ended."""
+    rules, standing, second = replace(RULES, stage_s=300.0, timeout_s=LONG), Standing(0, 0.0), 0
+
+    def came(a_second: float) -> Counts:
+        ended = int(rng.poisson(a_second))
+        failed = int(rng.binomial(ended, fails))
+        logs = rng.normal(0, 0.5, ended - failed)
+        return Counts(ended - failed, failed, Times(len(logs), float(logs.sum()), float((logs * logs).sum())))
+
+    while True:
+        second += 1
+        share = rules.stages[standing.stage]
+        standing = counted(standing, came(2 * share), came(2 * (1 - share)))
+        match decide(rules, standing, second):
+            case Stay():
+                continue
+            case Advance(stage):
+                standing = entered(standing, stage, second)
+            case ended:
+                return ended
+
+
+def test_a_student_that_is_like_the_others_comes_through_all_stages() -> None:
+    rng = np.random.default_rng(23)
+    assert Counter(type(whole(rng, 0.05)) for _ in range(15)) == {Succeed: 15}
+
+
 # Single cases.
 
 
@@ -249,13 +277,19 @@ def test_who_fails_as_the_others_do_goes_on() -> None:
 
 
 def test_the_last_stage_is_compared_with_what_the_others_did_before() -> None:
-    second = entered(RULES, counted(Standing(0, 0), did(60), did(900, first_s=0.1)), 1, 100)
-    assert second == Standing(1, 100, earlier=did(900, first_s=0.1))
-    third = entered(RULES, counted(second, did(60), did(60, first_s=0.2)), 2, 200)
-    assert third.earlier == did(60, first_s=0.2)
+    second = entered(counted(Standing(0, 0), did(60), did(900, first_s=0.2)), 1, 100)
+    assert second == Standing(1, 100, earlier=did(900, first_s=0.2))
+    third = entered(counted(second, did(60), did(60, first_s=0.2)), 2, 200)
+    assert third.earlier.ended == 960
     slow = decide(RULES, counted(third, did(60, first_s=0.31), NOTHING), 300)
     assert slow == RollBack("stage 3 of 3 (100 %): its first token takes 310 ms, theirs 200 ms")
     assert isinstance(decide(RULES, counted(third, did(60, first_s=0.29), NOTHING), 300), Succeed)
+
+
+def test_a_stage_in_which_the_others_had_enough_is_compared_with_that_alone() -> None:
+    slower_by_now = Standing(1, 0, did(60, first_s=0.2), did(60, first_s=0.2), earlier=did(900, first_s=0.1))
+    assert isinstance(decide(RULES, slower_by_now, 100), Advance)
+    assert isinstance(decide(RULES, replace(slower_by_now, others=did(10, first_s=0.2)), 100), RollBack)
 
 
 def test_a_clock_that_goes_back_makes_a_stage_longer_and_no_more() -> None:
