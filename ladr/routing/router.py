@@ -42,7 +42,7 @@ from ladr.routing.models import Models, Target
 from ladr.routing.request import Request
 from ladr.routing.row import Row
 from ladr.routing.sink import Sink
-from ladr.routing.wire import Event, event_of, request_head
+from ladr.routing.wire import Event, event_of, request_head, tokens_after
 
 _RETRY_AFTER = timedelta(seconds=1)
 _BACKOFF_S = (0.01, 0.25)  # first and longest pause before another attempt; a random part of it is waited
@@ -111,6 +111,7 @@ class Router:
         Raises: any error of ladr.v1.Router.Generate.
         """
         arrived_s = time.monotonic()
+        first, first_s = b"", arrived_s
         model = "other"
         self.open += 1
         try:
@@ -132,9 +133,13 @@ class Router:
             )
             async with aclosing(self._answer(request, target)) as messages:
                 async for message in messages:
-                    if not request.answered and event_of(message) in (Event.DELTA, Event.FINISHED):
+                    kind = event_of(message)
+                    if not request.answered and kind in (Event.DELTA, Event.FINISHED):
                         request.answered = True
-                        self._sink.first_token(model, time.monotonic() - arrived_s, edge_s)
+                        first, first_s = message, time.monotonic()
+                        self._sink.first_token(model, first_s - arrived_s, edge_s)
+                    if kind is Event.FINISHED and (tokens := tokens_after(first, message)):
+                        self._sink.finished(model, time.monotonic() - first_s, tokens)
                     yield message
             self._sink.ended(model, "ok")
         except LadrError as error:

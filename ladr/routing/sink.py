@@ -12,6 +12,9 @@ class Sink:
     def first_token(self, model: str, took_s: float, edge_s: float) -> None:
         """Its first token came, `took_s` after it arrived; its client is `edge_s` away, if it said so (else 0)."""
 
+    def finished(self, model: str, took_s: float, tokens: int) -> None:
+        """Its answer is complete: after the first piece of it came `tokens` more, 1 at least, within `took_s`."""
+
     def waited(self, model: str, seconds: float) -> None:
         """It had waited for a worker."""
 

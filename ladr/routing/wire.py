@@ -66,6 +66,15 @@ def event_of(message: bytes) -> Event:
     return _BY_TAG.get(message[0], Event.OTHER) if message else Event.OTHER
 
 
+def tokens_after(first: bytes, last: bytes) -> int:
+    """How many tokens an answer had after its first delta, given that and its end; 0 if it had no delta."""
+    began = generation_pb2.GenerateResponse.FromString(first)
+    if not began.HasField("delta"):
+        return 0
+    usage = generation_pb2.GenerateResponse.FromString(last).finished.usage
+    return max(0, usage.completion_tokens - began.delta.token_count)
+
+
 def request_head(request: bytes) -> Head:
     """Read a serialized GenerateRequest; the last of several fields of a kind wins, as in protobuf.
 

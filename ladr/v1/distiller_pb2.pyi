@@ -421,14 +421,16 @@ class Rollout(_message.Message):
     def __init__(self, id: _Optional[str] = ..., request: _Optional[_Union[PublishStudentRequest, _Mapping]] = ..., state: _Optional[_Union[RolloutState, str]] = ..., stage: _Optional[int] = ..., share: _Optional[float] = ..., student: _Optional[_Union[RolloutTally, _Mapping]] = ..., others: _Optional[_Union[RolloutTally, _Mapping]] = ..., reason: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., changed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RolloutTally(_message.Message):
-    __slots__ = ("succeeded", "failed", "time_to_first_token")
+    __slots__ = ("succeeded", "failed", "time_to_first_token", "time_per_output_token")
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TIME_PER_OUTPUT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     succeeded: int
     failed: int
     time_to_first_token: _duration_pb2.Duration
-    def __init__(self, succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    time_per_output_token: _duration_pb2.Duration
+    def __init__(self, succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_per_output_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GetRolloutRequest(_message.Message):
     __slots__ = ("id",)

@@ -247,13 +247,27 @@ class Split(_message.Message):
     def __init__(self, alias: _Optional[str] = ..., shares: _Optional[_Mapping[str, float]] = ..., tallies: _Optional[_Iterable[_Union[ModelTally, _Mapping]]] = ...) -> None: ...
 
 class ModelTally(_message.Message):
-    __slots__ = ("model", "succeeded_total", "failed_total", "time_to_first_token")
+    __slots__ = ("model", "succeeded_total", "failed_total", "time_to_first_token", "time_to_first_token_logs", "time_per_output_token_logs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SUCCEEDED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     FAILED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_LOGS_FIELD_NUMBER: _ClassVar[int]
+    TIME_PER_OUTPUT_TOKEN_LOGS_FIELD_NUMBER: _ClassVar[int]
     model: str
     succeeded_total: int
     failed_total: int
     time_to_first_token: _fleet_pb2.LatencyTotals
-    def __init__(self, model: _Optional[str] = ..., succeeded_total: _Optional[int] = ..., failed_total: _Optional[int] = ..., time_to_first_token: _Optional[_Union[_fleet_pb2.LatencyTotals, _Mapping]] = ...) -> None: ...
+    time_to_first_token_logs: LogTotals
+    time_per_output_token_logs: LogTotals
+    def __init__(self, model: _Optional[str] = ..., succeeded_total: _Optional[int] = ..., failed_total: _Optional[int] = ..., time_to_first_token: _Optional[_Union[_fleet_pb2.LatencyTotals, _Mapping]] = ..., time_to_first_token_logs: _Optional[_Union[LogTotals, _Mapping]] = ..., time_per_output_token_logs: _Optional[_Union[LogTotals, _Mapping]] = ...) -> None: ...
+
+class LogTotals(_message.Message):
+    __slots__ = ("count", "sum", "sum_of_squares")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    SUM_OF_SQUARES_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    sum: float
+    sum_of_squares: float
+    def __init__(self, count: _Optional[int] = ..., sum: _Optional[float] = ..., sum_of_squares: _Optional[float] = ...) -> None: ...

@@ -63,6 +63,9 @@ class RouterSink(Sink):
         if edge_s:
             self._edge.labels(model).observe(edge_s)
 
+    def finished(self, model: str, took_s: float, tokens: int) -> None:
+        self.tallies[model].finished(took_s, tokens)
+
     def misses(self, model: str, now_s: float) -> float:
         """Share of the first tokens of the last 10 s that missed the SLO."""
         in_time, late = self._slo[model].totals(now_s)

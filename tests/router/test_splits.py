@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ladr
 from ladr.config import RouterSettings
 from ladr.errors import InvalidRequest, LadrError, NotFound, Overloaded, WrongState
 from ladr.routing.models import MAX_SHARERS, MAX_SPLITS, Models
+from ladr.routing.wire import tokens_after
 from ladr.v1 import router_pb2, router_pb2_grpc
+from ladr.v1.generation_pb2 import Delta, Finished, GenerateResponse, Usage
 from services.router.splits import Splits
 from services.router.tally import Tally
 from tests.load import channel_to, eligible
@@ -119,6 +124,40 @@ def test_a_tally_leaves_out_what_is_not_the_models_fault() -> None:
     assert (tally.succeeded, tally.failed) == (2, 3)
 
 
+@given(st.lists(st.floats(1e-3, 100), max_size=30), st.lists(st.tuples(st.floats(1e-3, 100), st.integers(1, 9))))
+def test_a_tally_sums_the_logarithms_of_times_and_their_squares(
+    firsts_s: list[float], answers: list[tuple[float, int]]
+) -> None:
+    tally = Tally()
+    for took_s in firsts_s:
+        tally.first_token(took_s)
+    for took_s, tokens in answers:
+        tally.finished(took_s, tokens)
+    told = tally.message("new")
+    assert told.time_to_first_token.count == len(firsts_s)
+    for sums, times_s in [
+        (told.time_to_first_token_logs, firsts_s),
+        (told.time_per_output_token_logs, [took_s / tokens for took_s, tokens in answers]),
+    ]:
+        logs = [math.log(one) for one in times_s]
+        assert (sums.count, sums.sum) == (len(logs), pytest.approx(math.fsum(logs), abs=1e-9))
+        assert sums.sum_of_squares == pytest.approx(math.fsum(log**2 for log in logs), abs=1e-9)
+
+
+def test_tokens_that_came_at_once_count_as_a_tenth_of_a_millisecond_each() -> None:
+    tally = Tally()
+    tally.finished(0.0, 5)
+    assert tally.output_tokens.total == pytest.approx(math.log(1e-4))
+
+
+@pytest.mark.parametrize(("first", "completion", "after"), [(1, 5, 4), (3, 5, 2), (1, 1, 0), (2, 0, 0)])
+def test_the_tokens_after_the_first_piece_of_an_answer_are_counted(first: int, completion: int, after: int) -> None:
+    delta = GenerateResponse(delta=Delta(text="a", token_count=first)).SerializeToString()
+    end = GenerateResponse(finished=Finished(usage=Usage(completion_tokens=completion))).SerializeToString()
+    assert tokens_after(delta, end) == after
+    assert tokens_after(end, end) == 0  # no piece before the end
+
+
 @asynccontextmanager
 async def two_models() -> AsyncIterator[tuple[str, router_pb2_grpc.RouterStub]]:
     """A router with "sim" on one worker, and "new", which fails at everything, on another."""
@@ -150,6 +189,9 @@ async def test_clients_follow_a_split_at_once_and_the_tallies_show_who_fails(loo
         assert (new.model, new.succeeded_total, new.failed_total) == ("new", 0, 5)
         assert (sim.model, sim.failed_total) == ("sim", 0)
         assert sim.succeeded_total == sim.time_to_first_token.count >= 5
+        assert sim.time_to_first_token_logs.count == sim.time_per_output_token_logs.count == sim.succeeded_total
+        paces = sim.time_per_output_token_logs
+        assert 0 < math.exp(paces.sum / paces.count) < 10  # seconds
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.SetSplit(router_pb2.SetSplitRequest(alias="chat", shares={"nobody": 1}))
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND

@@ -18,7 +18,8 @@ import structlog
 from ladr.errors import AlreadyExists, DeadlineExceeded, LadrError, NotFound, Unreachable, WrongState
 from ladr.v1 import fleet_pb2
 from services.distiller.rollout import core
-from services.distiller.rollout.core import Advance, Counts, RollBack, Succeed
+from services.distiller.rollout.core import Advance, RollBack, Succeed
+from services.distiller.rollout.counts import NOTHING, Counts, gained
 from services.distiller.rollout.mesh import Mesh, Sharing, ready, same
 from services.distiller.rollout.record import Record
 from services.distiller.rollout.store import RolloutStore
@@ -257,9 +258,9 @@ class _Drive:
                 await self._keep(replace(counted, reason=reason))
                 return _poll_s(record)
             case Advance(stage, reason):
-                earlier = core.entered(rules, standing, stage, now_ms / 1000).earlier
+                earlier = core.entered(standing, stage, now_ms / 1000).earlier
                 following = replace(counted, stage=stage, stage_ms=0, applied=False, reason=reason, earlier=earlier)
-                await self._save(replace(following, student=core.NOTHING, those=core.NOTHING), moved=True)
+                await self._save(replace(following, student=NOTHING, those=NOTHING), moved=True)
             case Succeed(reason):
                 await self._mesh.share(record.mark, None)
                 reason = f"{reason}; what shall outlast the router belongs into router.canaries"
@@ -389,8 +390,8 @@ class _Drive:
 
 def _gains(record: Record, sharing: Sharing) -> tuple[Counts, Counts]:
     """What the student and the others did since the counters were read last."""
-    new: dict[str, Any] = {model: core.gained(record.seen.get(model), now) for model, now in sharing.counts.items()}
-    return new.pop(record.model, core.NOTHING), sum(new.values(), core.NOTHING)
+    new: dict[str, Any] = {model: gained(record.seen.get(model), now) for model, now in sharing.counts.items()}
+    return new.pop(record.model, NOTHING), sum(new.values(), NOTHING)
 
 
 def _poll_s(record: Record) -> float:

@@ -1,10 +1,10 @@
 """When a roll-out goes on, and when it goes back. Pure: what was counted and the time in, a decision out.
 
-A student fails too often when it failed 3 times at least, and would have failed so often with a probability of 1 % at most if
-its share of failures were that of the others and the margin (one-sided binomial test; the others' share is taken as it was
-counted): one failure of two requests proves nothing. A stage is passed only when the share that was counted is within the
-margin; between the two, more requests are waited for. The mean time to first token is compared as soon as the student has as
-many samples as a stage must have answers.
+The student goes back when a lower bound of what it does lies above an upper bound of what the others do, and what they are
+allowed to differ by: of the share of failures, of the time to first token, and of the time per output token. The bounds hold at
+every look at once (see bounds): however often it is looked at, a student that is not worse than allowed goes back by chance in
+1 % of stages at most, for each of the three. A stage is passed only when what was counted is within what is allowed; between
+the two, more requests are waited for.
 """
 
 from __future__ import annotations
@@ -12,58 +12,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-MOST_CHANCE = 0.01
+from services.distiller.rollout.bounds import mean_bounds, share_bounds
+from services.distiller.rollout.counts import NOTHING, Counts, Times
+
+# Of the 1 %, half is the student's. The others' bounds are of one of two counts, with what they did before or without.
+STUDENTS_CHANCE = 0.005
+OTHERS_CHANCE = 0.0025
 LEAST_FAILURES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What became of requests. `first_tokens_s`: the sum of the times to their first tokens, `first_tokens` of them."""
-
-    succeeded: int = 0
-    failed: int = 0
-    first_tokens: int = 0
-    first_tokens_s: float = 0.0
-
-    @property
-    def ended(self) -> int:
-        return self.succeeded + self.failed
-
-    @property
-    def failure_ratio(self) -> float:
-        """0 before the first request."""
-        return self.failed / self.ended if self.ended else 0.0
-
-    @property
-    def first_token_s(self) -> float | None:
-        """The mean. None before the first."""
-        return self.first_tokens_s / self.first_tokens if self.first_tokens else None
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.succeeded + other.succeeded,
-            self.failed + other.failed,
-            self.first_tokens + other.first_tokens,
-            self.first_tokens_s + other.first_tokens_s,
-        )
-
-
-NOTHING = Counts()
-
-
-def gained(before: Counts | None, now: Counts) -> Counts:
-    """What came between two readings of counters that only grow; nothing if they went back: the router began anew."""
-    if before is None:
-        return NOTHING
-    since = Counts(
-        now.succeeded - before.succeeded,
-        now.failed - before.failed,
-        now.first_tokens - before.first_tokens,
-        now.first_tokens_s - before.first_tokens_s,
-    )
-    if min(since.succeeded, since.failed, since.first_tokens, since.first_tokens_s) < 0:
-        return NOTHING
-    return since
+LEAST_TIMES = 20  # under which a variance that was counted says little
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +41,7 @@ class Standing:
     Attributes:
         stage: from 0. began_s: when it began.
         student, others: what they did in it.
-        earlier: what the others did in the stages before, newest first until there was enough.
+        earlier: what the others did in the stages before.
     """
 
     stage: int
@@ -128,14 +84,13 @@ Decision = Stay | Advance | Succeed | RollBack
 
 
 def yardstick(rules: Rules, others: Counts, earlier: Counts) -> Counts:
-    """What the student is compared with: the others in this stage, and in those before as long as they had too few requests."""
-    return others if others.ended >= max(rules.stage_requests, 1) else others + earlier
+    """What the student is compared with: the others in this stage, and in all before it as long as they had too few in it."""
+    return others if others.ended >= _least(rules) else others + earlier
 
 
-def entered(rules: Rules, standing: Standing, stage: int, now_s: float) -> Standing:
+def entered(standing: Standing, stage: int, now_s: float) -> Standing:
     """At the beginning of the next stage."""
-    earlier = yardstick(rules, standing.others, standing.earlier)
-    return Standing(stage, now_s, earlier=earlier)
+    return Standing(stage, now_s, earlier=standing.earlier + standing.others)
 
 
 def counted(standing: Standing, student: Counts, others: Counts) -> Standing:
@@ -146,71 +101,97 @@ def counted(standing: Standing, student: Counts, others: Counts) -> Standing:
 def decide(rules: Rules, standing: Standing, now_s: float) -> Decision:
     """What is to be done now."""
     student, base = standing.student, yardstick(rules, standing.others, standing.earlier)
-    what = f"stage {standing.stage + 1} of {len(rules.stages)} ({_percent(rules.stages[standing.stage])})"
-    most = base.failure_ratio + rules.error_margin
-    failures = (
-        f"{_percent(student.failure_ratio)} of its {student.ended} requests failed, "
-        f"{_percent(base.failure_ratio)} of theirs"
-    )
-    if (
-        student.failed >= LEAST_FAILURES
-        and student.failure_ratio > most
-        and chance(student.failed, student.ended, most) <= MOST_CHANCE
-    ):
-        return RollBack(f"{what}: {failures}")
+    share = rules.stages[standing.stage]
+    what = f"stage {standing.stage + 1} of {len(rules.stages)} ({_percent(share)})"
+    comes = share < 1 or base.ended >= _least(rules)  # what it is compared with
+    if not comes:
+        base = Counts(base.succeeded, base.failed)
+    if worse := _fails_more(rules, student, base, comes) or _slower(rules, student, base):
+        return RollBack(f"{what}: {worse}")
     lasted_s = max(0.0, now_s - standing.began_s)
-    waits = _waits(rules, student, lasted_s)
-    slower = _slower(rules, student, base)
-    if slower and (not waits or student.first_tokens >= max(rules.stage_requests, 1)):
-        return RollBack(f"{what}: {slower}")
-    if student.failure_ratio > most:
-        waits = waits or f"{failures}, too few requests to tell"
+    waits = _waits(rules, student, base if comes else None, lasted_s) or _doubtful(rules, student, base)
     if not waits:
         if standing.stage + 1 == len(rules.stages):
             return Succeed(f"{what} is passed, the last one")
-        share = rules.stages[standing.stage + 1]
-        return Advance(standing.stage + 1, f"{what} is passed; now {_percent(share)}")
+        following = rules.stages[standing.stage + 1]
+        return Advance(standing.stage + 1, f"{what} is passed; now {_percent(following)}")
     if lasted_s >= rules.timeout_s:
         return RollBack(f"{what} took longer than {rules.timeout_s:g} s: {waits}")
     return Stay(f"{what}: {waits}")
 
 
-def _waits(rules: Rules, student: Counts, lasted_s: float) -> str:
-    """What a stage lacks before it can be passed."""
-    if student.succeeded < rules.stage_requests:
-        return f"{student.succeeded} of {rules.stage_requests} requests answered"
-    return f"{math.ceil(rules.stage_s - lasted_s)} s to go" if lasted_s < rules.stage_s else ""
+def _fails_more(rules: Rules, student: Counts, base: Counts, comes: bool) -> str:
+    """How the student surely fails too often; nothing if it does not, or nobody can tell.
+
+    comes: the others have had requests enough, or will have: else their share is taken as it was counted.
+    """
+    if student.failed < LEAST_FAILURES or student.failure_ratio <= base.failure_ratio + rules.error_margin:
+        return ""
+    its_least, _ = share_bounds(student.failed, student.ended, STUDENTS_CHANCE)
+    their_most = share_bounds(base.failed, base.ended, OTHERS_CHANCE)[1] if comes else base.failure_ratio
+    return _failures(student, base) if its_least > their_most + rules.error_margin else ""
 
 
 def _slower(rules: Rules, student: Counts, base: Counts) -> str:
-    """How the student is too slow; nothing if it is not, or nobody can tell."""
-    its_s, their_s = student.first_token_s, base.first_token_s
-    if its_s is None or their_s is None or its_s <= rules.latency_ratio * their_s:
-        return ""
-    return f"its first token takes {1000 * its_s:.0f} ms, theirs {1000 * their_s:.0f} ms"
+    """How the student is surely too slow; nothing if it is not, or nobody can tell."""
+    for what, its, theirs in _paces(student, base):
+        if min(its.count, theirs.count) < max(_least(rules), LEAST_TIMES):
+            continue
+        its_least, _ = mean_bounds(its.count, its.total, its.squares, STUDENTS_CHANCE)
+        _, their_most = mean_bounds(theirs.count, theirs.total, theirs.squares, OTHERS_CHANCE)
+        if its_least > their_most + math.log(rules.latency_ratio):
+            return _slowness(what, its, theirs)
+    return ""
 
 
-def chance(failed: int, ended: int, ratio: float) -> float:
-    """The probability that so many or more of `ended` requests fail if each of them fails with probability `ratio`."""
-    if failed <= 0 or ratio >= 1:
-        return 1.0
-    if ratio <= 0:
-        return 0.0
-    term = math.exp(
-        math.lgamma(ended + 1)
-        - math.lgamma(failed + 1)
-        - math.lgamma(ended - failed + 1)
-        + failed * math.log(ratio)
-        + (ended - failed) * math.log1p(-ratio)
+def _waits(rules: Rules, student: Counts, base: Counts | None, lasted_s: float) -> str:
+    """What a stage lacks before it can be passed. base: None: no others' requests are waited for."""
+    if student.succeeded < rules.stage_requests:
+        return f"{student.succeeded} of {rules.stage_requests} requests answered"
+    if base is not None and base.ended < _least(rules):
+        return f"the others have had {base.ended} of {_least(rules)} requests to compare with"
+    return f"{math.ceil(rules.stage_s - lasted_s)} s to go" if lasted_s < rules.stage_s else ""
+
+
+def _doubtful(rules: Rules, student: Counts, base: Counts) -> str:
+    """What was counted and is not within what is allowed, though it may be chance."""
+    if student.failure_ratio > base.failure_ratio + rules.error_margin:
+        return f"{_failures(student, base)}, too few requests to tell"
+    for what, its, theirs in _paces(student, base):
+        if (
+            its.count
+            and theirs.count
+            and its.total / its.count > theirs.total / theirs.count + math.log(rules.latency_ratio)
+        ):
+            return f"{_slowness(what, its, theirs)}, too few requests to tell"
+    return ""
+
+
+def _paces(student: Counts, base: Counts) -> tuple[tuple[str, Times, Times], ...]:
+    return (
+        ("its first token takes", student.first_tokens, base.first_tokens),
+        ("each token after it takes", student.output_tokens, base.output_tokens),
     )
-    total, odds = 0.0, ratio / (1 - ratio)
-    for number in range(failed, ended + 1):
-        total += term
-        ahead = (ended - number) / (number + 1) * odds
-        if ahead < 1 and term < 1e-17 * total:
-            break
-        term *= ahead
-    return min(1.0, total)
+
+
+def _failures(student: Counts, base: Counts) -> str:
+    return (
+        f"{_percent(student.failure_ratio)} of its {student.ended} requests failed, "
+        f"{_percent(base.failure_ratio)} of theirs"
+    )
+
+
+def _slowness(what: str, its: Times, theirs: Times) -> str:
+    return f"{what} {_ms(its)}, theirs {_ms(theirs)}"
+
+
+def _least(rules: Rules) -> int:
+    """Requests without which there is nothing to compare with."""
+    return max(rules.stage_requests, 1)
+
+
+def _ms(times: Times) -> str:
+    return f"{1000 * (times.mean_s or 0):.3g} ms"
 
 
 def _percent(share: float) -> str:

@@ -15,7 +15,7 @@ from ladr.failure import call_failed
 from ladr.v1 import fleet_pb2, router_pb2, worker_pb2
 from ladr.v1.router_pb2_grpc import RouterStub
 from ladr.v1.worker_pb2_grpc import WorkerStub
-from services.distiller.rollout.core import Counts
+from services.distiller.rollout.counts import Counts, Times
 from services.distiller.rollout.record import Shares
 
 _CALL_S = 5.0
@@ -120,12 +120,16 @@ def _sharing(split: router_pb2.Split) -> Sharing:
         tally.model: Counts(
             tally.succeeded_total,
             tally.failed_total,
-            tally.time_to_first_token.count,
-            tally.time_to_first_token.sum.ToTimedelta().total_seconds(),
+            _times(tally.time_to_first_token_logs),
+            _times(tally.time_per_output_token_logs),
         )
         for tally in split.tallies
     }
     return Sharing(dict(split.shares), counts)
+
+
+def _times(logs: router_pb2.LogTotals) -> Times:
+    return Times(logs.count, logs.sum, logs.sum_of_squares)
 
 
 def ready(report: fleet_pb2.WorkerReport, model: str) -> bool:

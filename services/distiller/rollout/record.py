@@ -11,7 +11,8 @@ from typing import Any, Final, Literal
 from google.protobuf.json_format import Parse
 
 from ladr.v1 import distiller_pb2 as pb
-from services.distiller.rollout.core import NOTHING, Counts, Rules, Standing
+from services.distiller.rollout.core import Rules, Standing
+from services.distiller.rollout.counts import NOTHING, Counts, Times
 from services.distiller.rollout.request import rules
 
 State = Literal["loading", "running", "succeeded", "rolled_back", "cancelled"]
@@ -103,10 +104,20 @@ def dump(record: Record) -> str:
 def load(text: str) -> Record:
     fields = json.loads(text)
     for side in ("student", "those", "earlier"):
-        fields[side] = Counts(**fields[side])
-    fields["seen"] = {model: Counts(**counts) for model, counts in fields["seen"].items()}
+        fields[side] = _counts(fields[side])
+    fields["seen"] = {model: _counts(seen) for model, seen in fields["seen"].items() if _has_times(seen)}
     fields["loaded"] = tuple(fields["loaded"])
     return Record(**fields)
+
+
+def _counts(fields: Mapping[str, Any]) -> Counts:
+    """A side as it was kept; one that was kept before times were logarithms comes without times."""
+    times = (Times(**fields[one]) for one in ("first_tokens", "output_tokens")) if _has_times(fields) else ()
+    return Counts(fields["succeeded"], fields["failed"], *times)
+
+
+def _has_times(fields: Mapping[str, Any]) -> bool:
+    return "output_tokens" in fields
 
 
 def told(record: Record) -> pb.Rollout:
@@ -128,6 +139,8 @@ def told(record: Record) -> pb.Rollout:
 
 def _tally(counts: Counts) -> pb.RolloutTally:
     made = pb.RolloutTally(succeeded=counts.succeeded, failed=counts.failed)
-    if (mean_s := counts.first_token_s) is not None:
-        made.time_to_first_token.FromTimedelta(timedelta(seconds=mean_s))
+    if (first_s := counts.first_tokens.mean_s) is not None:
+        made.time_to_first_token.FromTimedelta(timedelta(seconds=first_s))
+    if (token_s := counts.output_tokens.mean_s) is not None:
+        made.time_per_output_token.FromNanoseconds(round(1e9 * token_s))
     return made

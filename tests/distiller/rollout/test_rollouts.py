@@ -54,6 +54,7 @@ async def test_a_student_gets_more_and_more_until_it_has_all(there: Fleet, tmp_p
         assert last == await client.get_rollout(begun.id) == (await client.rollouts())[0]
         assert (last.student.succeeded >= 5, last.student.failed) == (True, 0)
         assert last.student.time_to_first_token.ToTimedelta().total_seconds() > 0
+        assert last.student.time_per_output_token.ToTimedelta().total_seconds() > 0
         assert any(one.others.succeeded for one in seen)
         assert await there.split() == {"chat": 0.0, "assistant-0000beef": 1.0}
         assert await there.split(f"rollout-{begun.id}") is None
@@ -89,6 +90,10 @@ async def test_it_goes_back_when_it_is_slower(there: Fleet, tmp_path: Path) -> N
         state, rollout = await ended(client, begun.id)
         assert (state, rollout.stage) == ("rolled_back", 0), rollout
         assert "its first token takes" in rollout.reason
+        per_token_s = [
+            side.time_per_output_token.ToTimedelta().total_seconds() for side in (rollout.student, rollout.others)
+        ]
+        assert per_token_s[0] >= 0.05 > per_token_s[1] > 0  # a step of the slow worker is 60 ms, of the other 2 ms
         assert await there.split() is None
         assert STUDENT not in await there.models("slow")
 
