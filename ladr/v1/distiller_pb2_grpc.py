@@ -213,9 +213,10 @@ class DistillerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelRollout(self, request, context):
-        """Takes the student back: all requests go to the models that had them before. What is returned after some seconds may not
-        have ended yet: watch it. One that has ended is returned as it is. Errors: NOT_FOUND, FAILED_PRECONDITION (the service knows
-        no router now).
+        """Takes the student back: all requests go to the models that had them before; also after the roll-out has succeeded. What is
+        returned after some seconds may not have ended yet: watch it. One that went back already is returned as it is. Errors:
+        NOT_FOUND, FAILED_PRECONDITION (the service knows no router now; or it has succeeded, and meanwhile the name was shared
+        otherwise, or a model of before has no worker), ALREADY_EXISTS (another roll-out of the name goes on), UNAVAILABLE.
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

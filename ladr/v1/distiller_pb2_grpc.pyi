@@ -90,9 +90,10 @@ class DistillerStub:
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
     CancelRollout: _grpc.UnaryUnaryMultiCallable[_distiller_pb2.CancelRolloutRequest, _distiller_pb2.Rollout]
-    """Takes the student back: all requests go to the models that had them before. What is returned after some seconds may not
-    have ended yet: watch it. One that has ended is returned as it is. Errors: NOT_FOUND, FAILED_PRECONDITION (the service knows
-    no router now).
+    """Takes the student back: all requests go to the models that had them before; also after the roll-out has succeeded. What is
+    returned after some seconds may not have ended yet: watch it. One that went back already is returned as it is. Errors:
+    NOT_FOUND, FAILED_PRECONDITION (the service knows no router now; or it has succeeded, and meanwhile the name was shared
+    otherwise, or a model of before has no worker), ALREADY_EXISTS (another roll-out of the name goes on), UNAVAILABLE.
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
 
@@ -157,9 +158,10 @@ class DistillerAsyncStub(DistillerStub):
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
     CancelRollout: _aio.UnaryUnaryMultiCallable[_distiller_pb2.CancelRolloutRequest, _distiller_pb2.Rollout]  # type: ignore[assignment]
-    """Takes the student back: all requests go to the models that had them before. What is returned after some seconds may not
-    have ended yet: watch it. One that has ended is returned as it is. Errors: NOT_FOUND, FAILED_PRECONDITION (the service knows
-    no router now).
+    """Takes the student back: all requests go to the models that had them before; also after the roll-out has succeeded. What is
+    returned after some seconds may not have ended yet: watch it. One that went back already is returned as it is. Errors:
+    NOT_FOUND, FAILED_PRECONDITION (the service knows no router now; or it has succeeded, and meanwhile the name was shared
+    otherwise, or a model of before has no worker), ALREADY_EXISTS (another roll-out of the name goes on), UNAVAILABLE.
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
     """
 
@@ -299,9 +301,10 @@ class DistillerServicer(metaclass=_abc_1.ABCMeta):
         request: _distiller_pb2.CancelRolloutRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_distiller_pb2.Rollout, _abc.Awaitable[_distiller_pb2.Rollout]]:
-        """Takes the student back: all requests go to the models that had them before. What is returned after some seconds may not
-        have ended yet: watch it. One that has ended is returned as it is. Errors: NOT_FOUND, FAILED_PRECONDITION (the service knows
-        no router now).
+        """Takes the student back: all requests go to the models that had them before; also after the roll-out has succeeded. What is
+        returned after some seconds may not have ended yet: watch it. One that went back already is returned as it is. Errors:
+        NOT_FOUND, FAILED_PRECONDITION (the service knows no router now; or it has succeeded, and meanwhile the name was shared
+        otherwise, or a model of before has no worker), ALREADY_EXISTS (another roll-out of the name goes on), UNAVAILABLE.
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME returns the resource (AIP-136)
         """
 

@@ -225,7 +225,7 @@ class _Drive:
         if not await self._is_ours(record):
             return await self._taken()
         shares = record.shares(record.stage)
-        await self._mesh.share(record.mark, dict.fromkeys(record.others, 1.0))
+        await self._mesh.share(record.mark, record.marked)
         sharing = await self._mesh.share(record.split, shares)
         now_ms = self._all.now_ms()
         first = not record.stage_ms

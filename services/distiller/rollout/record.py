@@ -87,6 +87,11 @@ class Record:
         return f"rollout-{self.id}"
 
     @property
+    def marked(self) -> dict[str, float]:
+        """The shares of the mark: nothing for the student, by which the router knows that it stands beside others."""
+        return {**dict.fromkeys(self.others, 1.0), self.model: 0.0}
+
+    @property
     def standing(self) -> Standing:
         return Standing(self.stage, self.stage_ms / 1000, self.student, self.those, self.earlier)
 

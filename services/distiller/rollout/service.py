@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 
 from google.protobuf.json_format import MessageToJson
@@ -23,7 +25,7 @@ from ladr.errors import (
 from ladr.request import MAX_ID_BYTES
 from ladr.v1 import distiller_pb2 as pb
 from services.distiller.rollout.controller import Controller
-from services.distiller.rollout.mesh import Mesh, ready
+from services.distiller.rollout.mesh import Mesh, ready, same
 from services.distiller.rollout.record import Record, Shares, told
 from services.distiller.rollout.request import whole
 from services.distiller.rollout.store import RolloutStore
@@ -59,6 +61,7 @@ class Rollouts:
         self._closed = False
         self._news = asyncio.Event()  # set and replaced at each change
         self._beginning: set[asyncio.Task[Record]] = set()
+        self._wanted: Counter[str] = Counter()  # jobs whose students are about to be rolled out
         self.controller = Controller(store, self._mesh, self._changed)
         self.watchers = 0
 
@@ -79,19 +82,26 @@ class Rollouts:
         digest = hashlib.sha256(asked.SerializeToString(deterministic=True)).hexdigest()
         if kept := self._store.named(request.request_id, digest):
             return told(kept)
-        source = _source(await self._find_job(request.id), request.int8)
-        if self._mesh is None:
-            raise WrongState(_NO_ROUTER)
-        try:
-            with _reachable():
-                record = await self._record(self._mesh, request, digest, source)
-        except AlreadyExists:
-            if kept := self._store.named(request.request_id, digest):  # begun by the same call, made twice at once
-                return told(kept)
-            raise
-        task = asyncio.create_task(self._begin(self._mesh, record))
-        self._beginning.add(task)
-        task.add_done_callback(self._beginning.discard)
+        with ExitStack() as held:
+            self._wanted[request.id] += (
+                1  # before the job is read: who deletes it now is told so, or has done it already
+            )
+            held.callback(self._let_go, request.id)
+            source = _source(await self._find_job(request.id), request.int8)
+            if self._mesh is None:
+                raise WrongState(_NO_ROUTER)
+            try:
+                with _reachable():
+                    record = await self._record(self._mesh, request, digest, source)
+            except AlreadyExists:
+                if kept := self._store.named(request.request_id, digest):  # begun by the same call, made twice at once
+                    return told(kept)
+                raise
+            task = asyncio.create_task(self._begin(self._mesh, record))
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+            holding = held.pop_all()
+            task.add_done_callback(lambda _: holding.close())
         return told(await asyncio.shield(task))  # it goes on if the caller does not stay
 
     def get(self, rollout_id: str) -> pb.Rollout:
@@ -127,13 +137,17 @@ class Rollouts:
     async def cancel(self, rollout_id: str) -> pb.Rollout:
         """Take one back; it is told of as it is when that is done, or after some seconds.
 
-        Raises: NotFound. WrongState: the service knows no router now, where it would be taken back. Draining.
+        One that has succeeded is taken back, too, as long as the name is shared as it left it.
+        Raises: NotFound. WrongState: the service knows no router now, where it would be taken back, or a roll-out that has
+        succeeded cannot be any more. AlreadyExists: another one goes on. Unreachable, JobsUnavailable, Draining.
         """
         record = self._find(rollout_id)
-        if record.live and self._mesh is None:
-            raise WrongState(_NO_ROUTER)
-        if record.live:
+        if record.live or record.state == "succeeded":
+            if self._mesh is None:
+                raise WrongState(_NO_ROUTER)
             self._check_stays("cancel")
+            if not record.live:
+                await self._go_back(self._mesh, record)
             self.controller.cancel(rollout_id)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CANCEL_S):
@@ -142,11 +156,38 @@ class Rollouts:
         return told(self._find(rollout_id))
 
     def check_free(self, job_id: str) -> None:
-        """Raises: WrongState: the student of this job is being rolled out."""
-        for record in self._store.live:
-            if record.request.id == job_id:
-                message = "its student is being rolled out: cancel that first, or wait"
+        """Raises: WrongState: the student of this job is being rolled out, or about to be."""
+        going = [("rollout", record.id) for record in self._store.live if record.request.id == job_id]
+        if job_id in self._wanted:
+            going.append(("distill_job", job_id))
+        if going:
+            raise WrongState("its student is being rolled out: cancel that first, or wait", resource=going[0])
+
+    async def _go_back(self, mesh: Mesh, record: Record) -> None:
+        """Have one that has succeeded go on, to where it began."""
+        before = record.before or {record.split: 1.0}
+        with _reachable():
+            sharing, there = await mesh.sharing(record.split), await mesh.workers()
+        if not same(sharing.shares if sharing else None, record.shares(record.stage)):
+            message = (
+                f"the shares of {record.split!r} are not those that it left any more: set them yourself (SetSplit)"
+            )
+            raise WrongState(message, resource=("rollout", record.id))
+        for model in [model for model, share in before.items() if share]:
+            if not any(ready(report, model) for report in there.values()):
+                message = f"no worker answers with {model!r} any more: load it first"
                 raise WrongState(message, resource=("rollout", record.id))
+        self._store.check(record.split, record.model)
+        now_ms = self._store.now_ms()
+        reason = "it was cancelled after it had succeeded"
+        back = replace(record, state="running", ending="cancelled", ending_ms=now_ms, changed_ms=now_ms, reason=reason)
+        self._store.note(back)  # at once: nobody begins another meanwhile
+        await self._store.save(back)
+
+    def _let_go(self, job_id: str) -> None:
+        self._wanted[job_id] -= 1
+        if not self._wanted[job_id]:
+            del self._wanted[job_id]
 
     async def _record(self, mesh: Mesh, request: pb.PublishStudentRequest, digest: str, source: str) -> Record:
         """A roll-out that can be begun."""
@@ -181,7 +222,7 @@ class Rollouts:
 
     async def _begin(self, mesh: Mesh, record: Record) -> Record:
         with _reachable():
-            await mesh.share(record.mark, dict.fromkeys(record.others, 1.0))  # refused where it would be later
+            await mesh.share(record.mark, record.marked)  # refused where it would be later
         kept = record
         try:
             kept = await self._store.create(record)

@@ -139,6 +139,59 @@ async def test_it_is_taken_back_when_it_is_cancelled(there: Fleet, tmp_path: Pat
         assert STUDENT not in await there.models("fresh")
 
 
+async def test_one_that_has_succeeded_is_taken_back_while_its_shares_are_as_it_left_them(
+    there: Fleet, tmp_path: Path
+) -> None:
+    async with publisher(tmp_path, there.router.address) as (_, client):
+        begun = await client.publish_student(request(stages=[1.0], stage_requests=0))
+        assert (await ended(client, begun.id))[0] == "succeeded"
+        assert await there.split() == {"chat": 0.0, STUDENT: 1.0}
+        await there.set_split({"chat": 1.0, STUDENT: 1.0})
+        with pytest.raises(errors.WrongState, match="set them yourself"):
+            await client.cancel_rollout(begun.id)
+        await there.set_split({"chat": 0.0, STUDENT: 1.0})
+        back = await client.cancel_rollout(begun.id)
+        assert (rollout_state(back), back.reason) == ("cancelled", "it was cancelled after it had succeeded")
+        assert await there.split() is None
+        assert STUDENT not in await there.models("fresh")
+
+
+async def test_a_job_is_not_deleted_from_the_moment_that_its_student_is_asked_for(there: Fleet, tmp_path: Path) -> None:
+    async with publisher(tmp_path, there.router.address) as (app, client):
+        rollouts = app.rollouts
+        quick, inside, go_on = rollouts._record, asyncio.Event(), asyncio.Event()
+
+        async def slow(*arguments: object) -> Record:
+            inside.set()
+            await go_on.wait()
+            return await quick(*arguments)
+
+        rollouts._record = slow
+        publishing = asyncio.create_task(client.publish_student(request(stage_s=20)))
+        await inside.wait()
+        with pytest.raises(errors.WrongState, match="is being rolled out"):
+            await client.delete_distill_job(JOB)
+        go_on.set()
+        await client.cancel_rollout((await publishing).id)
+        assert not rollouts._wanted
+
+
+async def test_requests_that_name_no_model_go_on_before_during_and_after(tmp_path: Path) -> None:
+    async with (
+        fleet("good") as alone,
+        publisher(tmp_path, alone.router.address) as (_, client),
+        Load(alone.channel, 60) as load,
+    ):
+        begun = await client.publish_student(request(workers=["good"], stages=[0.5, 1.0], stage_requests=5))
+        assert (await ended(client, begun.id))[0] == "succeeded"
+        before = len(load.outcomes)
+        async with asyncio.timeout(10):
+            while len(load.outcomes) < before + 20:  # noqa: ASYNC110  # what the load's tasks add to
+                await asyncio.sleep(0.02)
+        await client.cancel_rollout(begun.id)
+    assert load.outcomes and not [one.error for one in load.outcomes if one.error]
+
+
 async def test_a_student_that_is_still_being_loaded_is_taken_out_when_it_is_there(there: Fleet, tmp_path: Path) -> None:
     async with publisher(tmp_path, there.router.address) as (_, client):
         begun = await client.publish_student(request(workers=["late"]))
