@@ -278,6 +278,10 @@ class _Drive:
                 await self._restore(record)
                 return _SETTLE_S
             reason = await self._unload(record)
+            await asyncio.sleep(
+                _SETTLE_S
+            )  # until the router has heard of it: till then the mark says that it stands beside others
+            await self._mesh.share(record.mark, None)
         except LadrError as error:
             if not overdue:
                 raise
@@ -291,9 +295,9 @@ class _Drive:
         if not await self._is_ours(record):
             return await self._taken()
         sharing = await self._mesh.sharing(record.split)
+        await self._mesh.share(record.mark, record.marked)  # one that had succeeded has none
         if not same(sharing.shares if sharing else None, record.before):
             await self._mesh.share(record.split, record.before)
-        await self._mesh.share(record.mark, None)
         await self._save(replace(record, restored=True, share=0.0), moved=True)
         return None
 
@@ -327,7 +331,6 @@ class _Drive:
     async def _taken(self) -> None:
         """Somebody else has changed the split: leave it, and the student where it is if it is in there."""
         record = self._record
-        await self._mesh.share(record.mark, None)
         sharing = await self._mesh.sharing(record.split)
         reason = f"the shares of {record.split!r} were changed by somebody else, and stay so"
         if record.ending:
@@ -335,6 +338,7 @@ class _Drive:
         how, now_ms = record.ending or "cancelled", record.ending_ms or self._all.now_ms()
         if sharing and sharing.shares.get(record.model):
             reason += "; the student stays loaded"
+            await self._mesh.share(record.mark, None)
             await self._save(replace(record, state=how, reason=reason), moved=True)
         else:
             left = replace(record, ending=how, ending_ms=now_ms, restored=True, share=0.0, reason=reason)
