@@ -167,8 +167,23 @@ async def test_a_spec_that_is_no_text_is_misuse_in_one_line(there: Client, tmp_p
 async def test_what_is_no_spec_is_misuse_in_one_line(there: Client, tmp_path: Path) -> None:
     code, out, err = await run(there, "start", "--set", "training.stepz=3")
     assert (code, out, err) == (2, "", "ladr: a spec has no 'training.stepz'; did you mean 'training.steps'?\n")
-    code, out, err = await run(there, "start", "--data", "nothing.jsonl", "--teacher", "teacher")
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
+
+
+async def test_what_the_service_refuses_is_named_by_its_place_in_the_spec(there: Client) -> None:
+    assert await run(there, "start", "--set", "objective.kl_weight=-1") == (
+        *(2, ""),
+        "ladr: objective.kl_weight: Input should be greater than or equal to 0\n",
+    )
+    assert await run(there, "start", "--data", "data/chats.jsonl", "--teacher", "teacher") == (
+        *(2, ""),
+        "ladr: data.path: there is no file data/chats.jsonl under distiller.data_root: paths are relative to it\n",
+    )
+
+
+async def test_of_several_jobs_the_one_that_is_not_there_is_named(there: Client) -> None:
+    job = await there.create_distill_job(spec(steps=1))
+    await ended(there, job.id)
+    assert await run(there, "delete", job.id, "nosuch") == (1, "", "ladr: there is no such job: nosuch\n")
 
 
 @pytest.mark.parametrize(
