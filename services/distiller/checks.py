@@ -17,7 +17,7 @@ _NO_ROUTER = "this service knows no router: set distiller.router to the address 
 def check(spec: Spec, settings: DistillerSettings, devices: Sequence[str]) -> None:
     """Raises: InvalidRequest: names the field and what to do."""
     _model(spec.teacher, "spec.teacher", settings)
-    if spec.student.kind == "model":
+    if spec.student.kind == "model" and spec.student.source:
         _model(spec.student.source, "spec.student.source", settings)
     if spec.evaluation.battles and spec.evaluation.judge == "likelihood" and spec.evaluation.judge_model:
         _model(spec.evaluation.judge_model, "spec.evaluation.judge_model", settings)

@@ -207,10 +207,34 @@ async def test_a_mistake_in_a_spec_is_named(text: str, sets: list[str], complain
     assert complaint in wrong.value.message
 
 
-async def test_a_value_of_a_wrong_kind_is_refused() -> None:
-    for sets in (["training.steps=-1"], ["training.steps=many"], ["training.learning_rate=fast"]):
-        with pytest.raises(InvalidRequest):
-            read_spec("", {}, sets)
+@pytest.mark.parametrize(
+    ("text", "sets", "complaint"),
+    [
+        ("", ["student.layers=twenty"], "student.layers: give a whole number, not 'twenty'"),
+        ("", ["training.steps=-1"], "training.steps: give 0 to 4294967295, not '-1'"),
+        ("", ["training.learning_rate=fast"], "training.learning_rate: give a number, not 'fast'"),
+        ("", ["data.score_prompts=maybe"], "data.score_prompts: give true or false, not 'maybe'"),
+        ("", ["student.layer_indices=0,b"], "student.layer_indices: give a list of whole numbers, not \"['0', 'b']\""),
+        ("teacher: 5", [], "teacher: give text, not '5'"),
+        ("int8: {repairs: 7}", [], "int8.repairs: give a list of texts, not '7'"),
+    ],
+)
+async def test_a_value_of_a_wrong_kind_is_named_with_what_its_field_takes(
+    text: str, sets: list[str], complaint: str
+) -> None:
+    with pytest.raises(InvalidRequest) as wrong:
+        read_spec(text, {}, sets)
+    assert str(wrong.value) == complaint
+
+
+async def test_in_python_too_a_name_that_no_spec_has_is_refused() -> None:
+    for training, complaint in (
+        ({"stepz": 3}, "training.stepz: there is no such field; known here: steps, "),
+        (3, "training: give a mapping with steps, "),
+    ):
+        with pytest.raises(InvalidRequest) as wrong:
+            distill_spec({"training": training})
+        assert str(wrong.value).startswith(complaint)
 
 
 async def test_set_wins_over_flags_and_those_over_the_file() -> None:

@@ -68,7 +68,7 @@ def _made(job: Job) -> tuple[Made, int]:
 
 
 def _given(job: Job, source: str) -> Any:
-    """A student that is there already."""
-    where = models.find(source, job.settings)
+    """A student that is there already; by no name the teacher."""
+    where = models.find(source or job.spec.teacher, job.settings)
     checks.tokenizers(models.tokenizer(where), job.tokenizer)
     return models.weights(where).to(first_device(job))

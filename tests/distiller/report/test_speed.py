@@ -27,7 +27,7 @@ def test_models_take_turns_and_a_machine_that_slows_down_does_not_change_their_r
         slowness *= 3
 
     speeds = race(models, 200, slower, lambda: now_s)
-    order = [name for name in turns[:: 1 + DECODED]]  # a round of a model is one pass to read and DECODED to write
+    order = turns[:: 1 + DECODED]  # a round of a model is one pass to read and DECODED to write
     assert order == [*["student", "teacher"], *["teacher", "student"]] * ((1 + ROUNDS) // 2)
     median = 3 ** (1 + ROUNDS // 2)  # of the rounds that count; the first does not
     assert speeds["teacher"].decode == pytest.approx(1 / (2.0 * median))
