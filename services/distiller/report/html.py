@@ -92,6 +92,11 @@ def cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+def trained(report: Mapping[str, Any]) -> bool:
+    """Whether the job had any step."""
+    return bool(report["spec"]["training"]["steps"])
+
+
 def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
