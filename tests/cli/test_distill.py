@@ -88,6 +88,14 @@ async def test_a_job_is_started_from_a_file_and_flags_watched_shown_and_reported
     code, out, _ = await run(there, "report", job_id)
     assert code == 0
     assert "kl\t0.5" in out
+    page = tmp_path / "report.html"
+    code, out, err = await run(there, "report", job_id, "--html", str(page), "-o", "json")
+    assert (code, json.loads(out)["steps"], err) == (0, 4, f"the page is in {page}\n")
+    assert page.read_text() == "<h1>a report</h1>"
+    assert await run(there, "report", job_id, "--html", "-") == (0, page.read_text(), "")
+    code, out, err = await run(there, "report", job_id, "--html", str(tmp_path / "nowhere" / "report.html"))
+    assert (code, out) == (2, "")
+    assert f"there is no directory {tmp_path / 'nowhere'}: make it first" in err
     assert await run(there, "delete", job_id) == (0, "", "")
     code, out, err = await run(there, "get", job_id)
     assert (code, out, len(err.splitlines())) == (1, "", 1)
@@ -106,6 +114,29 @@ async def test_a_job_that_fails_is_exit_code_1_with_reason_and_last_lines(there:
     *log, last = err.splitlines()
     assert log[-1] == "  RuntimeError: no such luck"
     assert last.startswith("failed: TRAINER_DIED: ")
+
+
+async def test_a_queued_job_says_what_it_waits_for(there: Client) -> None:
+    first, second, third = [await there.create_distill_job(spec(steps=2000)) for _ in range(3)]
+    await stepping(there, first.id)
+    watch = await started("watch", third.id, LADR_DISTILLER_ADDRESS=there.address)
+    assert watch.stderr
+    said = await watch.stderr.readline()
+    assert said.decode() == "it waits for a device: 1 running, 1 waiting beside it\n"
+    for job in (third, second, first):
+        await there.cancel_distill_job(job.id)
+    out, _ = await watch.communicate()
+    assert out.decode().splitlines() == [f"{third.id} queued", f"{third.id} cancelled"]
+
+
+async def test_a_report_of_a_job_that_failed_says_how_to_go_on(there: Client) -> None:
+    job = await there.create_distill_job(spec("crash 2"))
+    await ended(there, job.id)
+    for command in (("report", job.id), ("publish", job.id, "--name", "chat")):
+        assert await run(there, *command) == (
+            *(1, ""),
+            f"ladr: the job has failed: see `ladr distill get {job.id}`, then resume it\n",
+        )
 
 
 async def test_jobs_are_cancelled_and_resumed(there: Client) -> None:

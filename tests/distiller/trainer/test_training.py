@@ -207,6 +207,13 @@ def test_what_does_not_fit_is_refused_before_the_first_step(
     assert not curve(place)
 
 
+def test_a_refusal_is_logged_in_a_line_and_not_as_a_fault(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    assert workshop.run(workshop.job(student={"layers": 9})) == FAILED
+    (said,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert said.getMessage() == "LAYERS_MISMATCH: the teacher has 4 layers: keep at most so many, not 9."
+    assert said.exc_info is None
+
+
 def test_a_loss_that_is_no_number_names_its_step(workshop: Workshop) -> None:
     place = workshop.job()
     assert workshop.run(place) == DONE
