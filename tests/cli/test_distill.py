@@ -88,14 +88,6 @@ async def test_a_job_is_started_from_a_file_and_flags_watched_shown_and_reported
     code, out, _ = await run(there, "report", job_id)
     assert code == 0
     assert "kl\t0.5" in out
-    page = tmp_path / "report.html"
-    code, out, err = await run(there, "report", job_id, "--html", str(page), "-o", "json")
-    assert (code, json.loads(out)["steps"], err) == (0, 4, f"the page is in {page}\n")
-    assert page.read_text() == "<h1>a report</h1>"
-    assert await run(there, "report", job_id, "--html", "-") == (0, page.read_text(), "")
-    code, out, err = await run(there, "report", job_id, "--html", str(tmp_path / "nowhere" / "report.html"))
-    assert (code, out) == (2, "")
-    assert f"there is no directory {tmp_path / 'nowhere'}: make it first" in err
     assert await run(there, "delete", job_id) == (0, "", "")
     code, out, err = await run(there, "get", job_id)
     assert (code, out, len(err.splitlines())) == (1, "", 1)

@@ -101,5 +101,10 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
+def times(ratio: float) -> str:
+    """With two digits: 0.99, 1.0, 12."""
+    return f"{ratio:#.2g}".rstrip(".") if ratio < 10 else f"{ratio:.0f}"
+
+
 def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"

@@ -8,7 +8,7 @@ from typing import Any
 from services.distiller.report import int8
 from services.distiller.report.elo import DRAWS, LEVEL, PRIOR_WINS
 from services.distiller.report.few import BATTLES, only
-from services.distiller.report.html import frame, headline, job, number, percent, picture, table, trained
+from services.distiller.report.html import frame, headline, job, number, percent, picture, table, times, trained
 
 
 def page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
@@ -34,8 +34,8 @@ def _summary(report: Mapping[str, Any]) -> str:
     figures = report["figures"]
     said = [
         f"The student needs {percent(figures['saved_total'])} less compute a token than its teacher, and writes"
-        f" {figures['speed_ratio']:.2g} times as many tokens a second on this machine (between"
-        f" {figures['speed_ratio_low']:.2g} and {figures['speed_ratio_high']:.2g} in {report['speed']['rounds']} rounds).",
+        f" {times(figures['speed_ratio'])} times as many tokens a second on this machine (between"
+        f" {times(figures['speed_ratio_low'])} and {times(figures['speed_ratio_high'])} in {report['speed']['rounds']} rounds).",
         _learned(report),
     ]
     if "elo" in figures:
@@ -111,7 +111,7 @@ def _cost(report: Mapping[str, Any]) -> str:
 
     def pace(what: str, key: str, ratio: float | None, meaning: str) -> tuple[str, ...]:
         one, other = (models[name][key] for name in names)
-        return what, f"{one:,.1f}", f"{other:,.1f}", f"{ratio or other / one:.2g} ×", meaning
+        return what, f"{one:,.1f}", f"{other:,.1f}", f"{times(ratio or other / one)} ×", meaning
 
     whole = [sum(adds[name][part] for part in ("head", "rest", "attention")) for name in names]
     layers = [adds[name]["rest"] + adds[name]["attention"] for name in names]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.common.int8.notes import Notes, Step
-from services.distiller.report.html import MOST_TEXT
+from services.distiller.report.html import MOST_TEXT, times
 from services.distiller.report.page import page
 from services.distiller.report.plots import pictures
 from services.distiller.spec import Spec
@@ -164,6 +164,17 @@ def test_the_first_sentences_say_how_much_they_are_of() -> None:
         in said
     )
     assert "only" not in said
+
+
+def test_ratios_have_two_digits() -> None:
+    assert [times(ratio) for ratio in (0.994, 1.0, 1.634, 9.99, 12.4, 140.2)] == [
+        "0.99",
+        "1.0",
+        "1.6",
+        "10",
+        "12",
+        "140",
+    ]
 
 
 def test_what_is_of_too_little_says_so_in_plain_words() -> None:
