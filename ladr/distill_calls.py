@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Literal
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message_factory import GetMessageClass
 
 from ladr.errors import InvalidRequest
 from ladr.exchange import Plain
@@ -20,6 +22,14 @@ RolloutWatch = Stream[pb.Rollout, pb.Rollout]
 SyncRolloutWatch = SyncStream[pb.Rollout, pb.Rollout]
 DistillWatch = Stream[pb.WatchDistillJobResponse, pb.WatchDistillJobResponse]
 SyncDistillWatch = SyncStream[pb.WatchDistillJobResponse, pb.WatchDistillJobResponse]
+_UNFIT = (ParseError, AttributeError, TypeError, ValueError)
+_KINDS = {  # what a field takes: one, several, the greatest whole number
+    FieldDescriptor.CPPTYPE_UINT32: ("a whole number", "whole numbers", (1 << 32) - 1),
+    FieldDescriptor.CPPTYPE_UINT64: ("a whole number", "whole numbers", (1 << 64) - 1),
+    FieldDescriptor.CPPTYPE_DOUBLE: ("a number", "numbers", 0),
+    FieldDescriptor.CPPTYPE_BOOL: ("true or false", "true or false", 0),
+    FieldDescriptor.CPPTYPE_STRING: ("text", "texts", 0),
+}
 _CALL_S = 10.0
 _DELETE_S = 60.0  # many files may have to go
 _PUBLISH_S = 30.0  # the router is asked about the fleet
@@ -27,11 +37,42 @@ _PAGE = 200
 
 
 def distill_spec(values: Mapping[str, Any]) -> pb.DistillSpec:
-    """A spec from plain values by the contract's names: {"student": {"layers": 20}}. Raises: InvalidRequest: it has others."""
+    """A spec from plain values by the contract's names: {"student": {"layers": 20}}.
+
+    Raises: InvalidRequest: it has others, or a value of a wrong kind; names the first.
+    """
     try:
         return ParseDict(dict(values), pb.DistillSpec())
-    except (ParseError, AttributeError, TypeError, ValueError) as error:
-        raise InvalidRequest(f"not a spec: {error}", field="spec") from None
+    except _UNFIT as error:
+        raise _wrong(values, pb.DistillSpec, "spec") or InvalidRequest(f"not a spec: {error}", field="spec") from None
+
+
+def _wrong(values: Any, message: Any, above: str) -> InvalidRequest | None:
+    """What is the first wrong thing in what a message was to be made of."""
+    kind: Descriptor = message.DESCRIPTOR
+    if not isinstance(values, Mapping):
+        return InvalidRequest(f"give a mapping with {', '.join(kind.fields_by_name)}", field=above)
+    for key, value in values.items():
+        field, where = kind.fields_by_name.get(key), f"{above}.{key}"
+        try:
+            ParseDict({key: value}, message())
+        except _UNFIT:
+            if field is None:
+                return InvalidRequest(
+                    f"there is no such field; known here: {', '.join(kind.fields_by_name)}", field=where
+                )
+            if field.message_type is not None:
+                return _wrong(value, GetMessageClass(field.message_type), where)
+            return InvalidRequest(f"give {_wanted(field, value)}, not {str(value)[:64]!r}", field=where)
+    return None
+
+
+def _wanted(field: FieldDescriptor, value: Any) -> str:
+    """What a field takes."""
+    one, several, most = _KINDS[field.cpp_type]
+    if field.is_repeated:
+        return f"a list of {several}"
+    return f"0 to {most}" if most and isinstance(value, int) else one
 
 
 def distill_state(job: pb.DistillJob) -> str:

@@ -13,7 +13,7 @@ import grpc
 
 
 class LadrError(Exception):
-    """An error that a caller can act on.
+    """An error that a caller can act on. As text it says where it is, too: "training.steps: …".
 
     Attributes:
         message: one sentence that says what to do; a server puts no prompt, address or path in it.
@@ -42,6 +42,10 @@ class LadrError(Exception):
         self.retry_after = retry_after
         self.metadata = dict(metadata or {})
 
+    def __str__(self) -> str:
+        where = self.field.removeprefix("spec.")  # a job's spec is what the caller wrote: fields are named from there
+        return f"{where}: {self.message}" if where and where not in self.message else self.message
+
 
 class InvalidRequest(LadrError):
     """The request is wrong, and would be wrong again; `field` says where."""
@@ -61,6 +65,10 @@ class NotFound(LadrError):
 
     code = grpc.StatusCode.NOT_FOUND
     reason = "NOT_FOUND"
+
+    def __str__(self) -> str:
+        text, name = super().__str__(), self.resource[1] if self.resource else ""
+        return f"{text}: {name}" if name and name not in text else text
 
 
 class AlreadyExists(LadrError):

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -21,7 +22,7 @@ from ladr.cli.distill_spec import read_spec
 from ladr.cli.distill_view import View, phase_name, view_for
 from ladr.cli.output import as_dict, emit, line, lines, output_option, table, write
 from ladr.distill_calls import DistillState, distill_state
-from ladr.errors import Draining, Unreachable
+from ladr.errors import Draining, LadrError, Unreachable
 from ladr.sync_client import SyncClient
 from ladr.v1 import distiller_pb2 as pb
 
@@ -39,6 +40,15 @@ address_option = click.option(
     show_default=True,
     help="Distiller; or $LADR_DISTILLER_ADDRESS.",
 )
+_STDOUT = Path("-")
+
+
+def _page(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and not value.parent.is_dir():
+        raise click.BadParameter(f"there is no directory {value.parent}: make it first")
+    return value
+
+
 _ids = click.argument("ids", nargs=-1, required=True, metavar="ID…")
 
 
@@ -166,9 +176,10 @@ def delete(ids: tuple[str, ...], address: str) -> None:
 @click.argument("id")
 @click.option(
     "--html",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path),
+    callback=_page,
     metavar="FILE",
-    help="Write the whole report there: one page with its pictures in it.",
+    help="Write the whole report there: one page with its pictures in it. -: to stdout, and nothing else.",
 )
 @address_option
 @output_option
@@ -179,7 +190,11 @@ def report(id: str, html: Path | None, address: str, output: str) -> None:
     if html is not None:
         if not found.html:
             raise click.ClickException("the report of this job has no page")
+        if html == _STDOUT:
+            write(found.html)
+            return
         html.write_text(found.html, encoding="utf-8")
+        line(f"the page is in {html}", err=True)
     values = json.loads(found.json)
     if output == "json":
         emit(values)
@@ -198,6 +213,8 @@ def _watch(client: SyncClient, job_id: str, output: str, from_start: bool) -> in
                 view.take(message)
                 if message.HasField("job"):
                     job = message.job
+                    if job.state == pb.DISTILL_STATE_QUEUED and (others := _others(client, job.id)):
+                        view.waits(others)
     except KeyboardInterrupt:
         line(f"the job goes on; watch it again with: ladr distill watch {job_id}", err=True)
         return 1
@@ -236,6 +253,17 @@ def _follow(client: SyncClient, job_id: str, from_start: bool, view: View) -> It
                 lost_s = now_s
                 view.away(client.address)
             time.sleep(_AGAIN_S)
+
+
+def _others(client: SyncClient, job_id: str) -> str:
+    """Who has the devices, or may have them sooner; "": nobody."""
+    with suppress(LadrError):  # the watch itself goes on
+        running, waiting = (
+            sum(other.id != job_id for other in client.distill_jobs(state)) for state in ("running", "queued")
+        )
+        if running + waiting:
+            return f"it waits for a device: {running} running, {waiting} waiting beside it"
+    return ""
 
 
 def _time(progress: pb.DistillProgress) -> tuple[int, int]:

@@ -32,6 +32,9 @@ class View(Protocol):
     def take(self, message: pb.WatchDistillJobResponse) -> None:
         """What happened."""
 
+    def waits(self, others: str) -> None:
+        """The job is queued, and what for."""
+
     def away(self, where: str) -> None:
         """The service does not answer now; its return is waited for."""
 
@@ -55,6 +58,9 @@ class JsonView:
     def take(self, message: pb.WatchDistillJobResponse) -> None:
         emit(as_dict(message))
 
+    def waits(self, others: str) -> None:
+        line(others, err=True)
+
     def away(self, where: str) -> None:
         line(f"{where} does not answer; waiting for it", err=True)
 
@@ -75,6 +81,9 @@ class LinesView:
             line("  ".join(part for part in (_steps(message.progress), *_facts(message.progress)) if part))
         sys.stdout.flush()
 
+    def waits(self, others: str) -> None:
+        line(others, err=True)
+
     def away(self, where: str) -> None:
         line(f"{where} does not answer; waiting for it", err=True)
 
@@ -87,7 +96,7 @@ class LiveView:
         self._job = pb.DistillJob()
         self._progress = pb.DistillProgress()
         self._curve = Curve()
-        self._away = ""
+        self._note = ""
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -97,7 +106,7 @@ class LiveView:
         self._live.stop()
 
     def take(self, message: pb.WatchDistillJobResponse) -> None:
-        self._away = ""
+        self._note = ""
         if message.HasField("job"):
             self._job = message.job
             if message.job.HasField("progress") and not self._progress.HasField("time"):
@@ -108,8 +117,14 @@ class LiveView:
                 self._curve.add(message.progress.losses["total"])
         self._draw()
 
+    def waits(self, others: str) -> None:
+        self._say(others)
+
     def away(self, where: str) -> None:
-        self._away = f"{where} does not answer; waiting for it"
+        self._say(f"{where} does not answer; waiting for it")
+
+    def _say(self, note: str) -> None:
+        self._note = note
         self._draw()
 
     def _draw(self) -> None:
@@ -118,8 +133,8 @@ class LiveView:
     def _picture(self) -> RenderableType:
         progress = self._progress
         head = Text(f"{escape(self._job.id)}  {distill_state(self._job)}")
-        if self._away:
-            head.append(f"  {escape(self._away)}", style="yellow")
+        if self._note:
+            head.append(f"  {escape(self._note)}", style="yellow")
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             _phase(progress),

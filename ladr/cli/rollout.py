@@ -49,7 +49,9 @@ def _stages(_: click.Context, __: click.Parameter, value: str | None) -> list[fl
 @click.command()
 @click.argument("job")
 @click.option("--name", required=True, help="What clients ask for: a model or an alias.")
-@click.option("--model", default="", help="Served name of the student. Default: NAME and the end of the job's id.")
+@click.option(
+    "--model", default="", help="Served name of the student. Default: NAME-IDEND, with --int8 NAME-IDEND-int8."
+)
 @click.option(
     "--worker",
     "workers",
@@ -57,7 +59,7 @@ def _stages(_: click.Context, __: click.Parameter, value: str | None) -> list[fl
     metavar="ID",
     help="Load it there; may be given again. Default: all that answer for NAME.",
 )
-@click.option("--int8", is_flag=True, help="Its INT8 form.")
+@click.option("--int8", is_flag=True, help="Its INT8 form; its name ends in -int8 then, unless --model is given.")
 @click.option("--stages", callback=_stages, metavar="SHARES", help="Of the requests, ascending. Default: 0.05,0.5,1.")
 @click.option(
     "--stage-time", callback=_duration, metavar="DURATION", help="How long a stage lasts at least. Default: 5m."

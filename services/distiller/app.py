@@ -49,7 +49,8 @@ class App:
         self.dispatcher = Dispatcher(self.store, settings, devices, trainer)
         self.jobs = Jobs(self.store, self.dispatcher, settings, devices, make_id)
         self.rollout_store = RolloutStore(settings.state / "rollouts.db")
-        self.rollouts = Rollouts(self.rollout_store, settings.router, self.jobs.get, make_id, settings.max_watchers)
+        find = self.jobs.get_to_publish
+        self.rollouts = Rollouts(self.rollout_store, settings.router, find, make_id, settings.max_watchers)
         self.server.registry.register(DistillerCollector(self.store, self.dispatcher, lambda: self.jobs.watchers))
         self.server.registry.register(RolloutCollector(self.rollout_store, lambda: self.rollouts.watchers))
         self.server.add(NAME, DistillerServicer(self.jobs, self.rollouts).handlers())

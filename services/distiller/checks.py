@@ -10,13 +10,14 @@ from services.common.sources import locate, under
 from services.distiller.devices import eligible, enough
 from services.distiller.spec import Spec
 
+_SHOWN = 128  # characters of a path in an error
 _NO_ROUTER = "this service knows no router: set distiller.router to the address of one"
 
 
 def check(spec: Spec, settings: DistillerSettings, devices: Sequence[str]) -> None:
     """Raises: InvalidRequest: names the field and what to do."""
     _model(spec.teacher, "spec.teacher", settings)
-    if spec.student.kind == "model":
+    if spec.student.kind == "model" and spec.student.source:
         _model(spec.student.source, "spec.student.source", settings)
     if spec.evaluation.battles and spec.evaluation.judge == "likelihood" and spec.evaluation.judge_model:
         _model(spec.evaluation.judge_model, "spec.evaluation.judge_model", settings)
@@ -38,13 +39,28 @@ def check(spec: Spec, settings: DistillerSettings, devices: Sequence[str]) -> No
 def _model(source: str, field: str, settings: DistillerSettings) -> None:
     try:
         locate(source, settings.model_root, settings.allow_hub)
-    except (InvalidRequest, NotFound) as error:
-        raise InvalidRequest(error.message, field=field) from None
+    except InvalidRequest:
+        raise _outside(source, field, "distiller.model_root") from None
+    except NotFound as error:
+        message = (
+            f"there is no directory or .gguf file {source[:_SHOWN]} under distiller.model_root: paths are relative to it"
+            " (a hub name needs distiller.allow_hub: true)"
+        )
+        raise InvalidRequest(message if source else error.message, field=field) from None
 
 
 def _data(source: str, settings: DistillerSettings) -> None:
-    path = under(settings.data_root, source, "data", "spec.data.path")
+    field = "spec.data.path"
+    try:
+        path = under(settings.data_root, source)
+    except InvalidRequest:
+        raise _outside(source, field, "distiller.data_root") from None
     if not path.is_file():
-        raise InvalidRequest("there is no such file under the data root", field="spec.data.path")
+        message = f"there is no file {source[:_SHOWN]} under distiller.data_root: paths are relative to it"
+        raise InvalidRequest(message, field=field)
     if not path.stat().st_size:
-        raise InvalidRequest("the file is empty: give one with a record in each line", field="spec.data.path")
+        raise InvalidRequest(f"{source[:_SHOWN]} is empty: give a file with a record in each line", field=field)
+
+
+def _outside(source: str, field: str, setting: str) -> InvalidRequest:
+    return InvalidRequest(f"{source[:_SHOWN]} is no path under {setting}: paths are relative to it", field=field)

@@ -172,7 +172,19 @@ class Jobs:
     async def report(self, job_id: str, html: bool) -> pb.DistillReport:
         """What was measured; `html`: with the page. Raises: NotFound, WrongState, JobsUnavailable."""
         job = await self._find(job_id)
-        return await asyncio.to_thread(_report, self._dispatcher.place(job.id), html)
+        found = await asyncio.to_thread(_report, self._dispatcher.place(job.id), html)
+        if found is None:
+            raise _no_student(job) or WrongState(
+                f"the job is {job.state}, and has no report yet: wait until it has succeeded", resource=_named(job.id)
+            )
+        return found
+
+    async def get_to_publish(self, job_id: str) -> pb.DistillJob:
+        """A job whose student is there, or may come yet. Raises: NotFound, WrongState, JobsUnavailable."""
+        job = await self._find(job_id)
+        if refused := _no_student(job):
+            raise refused
+        return await self._told(job)
 
     async def clean(self) -> None:
         """Remove what a service before left of deleted jobs."""
@@ -266,10 +278,10 @@ def _size(place: Place) -> int:
         return 0
 
 
-def _report(place: Place, html: bool) -> pb.DistillReport:
+def _report(place: Place, html: bool) -> pb.DistillReport | None:
     text = _bytes(place.report / "report.json", _REPORT_BYTES)
     if not text:
-        raise WrongState("there is no report yet", resource=("distill_job", place.root.name))
+        return None
     page = _bytes(place.report / "report.html", _REPORT_BYTES) if html else b""
     return pb.DistillReport(json=text.decode(errors="replace"), html=page.decode(errors="replace"))
 
@@ -304,9 +316,22 @@ def _after(token: str, state: int) -> int:
     raise InvalidRequest("page_token is none that this method gave for this state", field="page_token")
 
 
+def _no_student(job: Job) -> LadrError | None:
+    """Why a job will have no student as it is; None: it has one, or may have."""
+    ends = {"failed": "has failed", "cancelled": "was cancelled"}
+    if job.state not in ends:
+        return None
+    message = f"the job {ends[job.state]}: see `ladr distill get {job.id}`, then resume it"
+    return WrongState(message, resource=_named(job.id))
+
+
+def _named(job_id: str) -> tuple[str, str]:
+    return "distill_job", job_id[:MAX_ID_BYTES]
+
+
 def _unknown(job_id: str) -> LadrError:
-    return NotFound("there is no such job", resource=("distill_job", job_id[:MAX_ID_BYTES]))
+    return NotFound("there is no such job", resource=_named(job_id))
 
 
 def _wrong(job_id: str, refused: Refused) -> LadrError:
-    return WrongState(str(refused), resource=("distill_job", job_id[:MAX_ID_BYTES]))
+    return WrongState(str(refused), resource=_named(job_id))

@@ -26,7 +26,7 @@ class Part(BaseModel):
 
 
 class Student(Part):
-    """The student to make. `layers` 0: two thirds of the teacher's."""
+    """The student to make. `layers` 0: two thirds of the teacher's; `source` "": the teacher itself."""
 
     kind: Literal["depth", "width", "model"] = "depth"
     layers: int = Field(0, ge=0, le=4096)
@@ -40,8 +40,6 @@ class Student(Part):
     def _whole(self) -> Student:
         if list(self.layer_indices) != sorted(set(self.layer_indices)):
             raise ValueError("give layer_indices in ascending order, each once")
-        if self.kind == "model" and not self.source:
-            raise ValueError("a student of kind 'model' needs a source")
         return self
 
 

@@ -108,6 +108,29 @@ async def test_a_job_that_fails_is_exit_code_1_with_reason_and_last_lines(there:
     assert last.startswith("failed: TRAINER_DIED: ")
 
 
+async def test_a_queued_job_says_what_it_waits_for(there: Client) -> None:
+    first, second, third = [await there.create_distill_job(spec(steps=2000)) for _ in range(3)]
+    await stepping(there, first.id)
+    watch = await started("watch", third.id, LADR_DISTILLER_ADDRESS=there.address)
+    assert watch.stderr
+    said = await watch.stderr.readline()
+    assert said.decode() == "it waits for a device: 1 running, 1 waiting beside it\n"
+    for job in (third, second, first):
+        await there.cancel_distill_job(job.id)
+    out, _ = await watch.communicate()
+    assert out.decode().splitlines() == [f"{third.id} queued", f"{third.id} cancelled"]
+
+
+async def test_a_report_of_a_job_that_failed_says_how_to_go_on(there: Client) -> None:
+    job = await there.create_distill_job(spec("crash 2"))
+    await ended(there, job.id)
+    for command in (("report", job.id), ("publish", job.id, "--name", "chat")):
+        assert await run(there, *command) == (
+            *(1, ""),
+            f"ladr: the job has failed: see `ladr distill get {job.id}`, then resume it\n",
+        )
+
+
 async def test_jobs_are_cancelled_and_resumed(there: Client) -> None:
     job = await there.create_distill_job(spec(steps=1000))
     await stepping(there, job.id)
@@ -167,8 +190,23 @@ async def test_a_spec_that_is_no_text_is_misuse_in_one_line(there: Client, tmp_p
 async def test_what_is_no_spec_is_misuse_in_one_line(there: Client, tmp_path: Path) -> None:
     code, out, err = await run(there, "start", "--set", "training.stepz=3")
     assert (code, out, err) == (2, "", "ladr: a spec has no 'training.stepz'; did you mean 'training.steps'?\n")
-    code, out, err = await run(there, "start", "--data", "nothing.jsonl", "--teacher", "teacher")
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
+
+
+async def test_what_the_service_refuses_is_named_by_its_place_in_the_spec(there: Client) -> None:
+    assert await run(there, "start", "--set", "objective.kl_weight=-1") == (
+        *(2, ""),
+        "ladr: objective.kl_weight: Input should be greater than or equal to 0\n",
+    )
+    assert await run(there, "start", "--data", "data/chats.jsonl", "--teacher", "teacher") == (
+        *(2, ""),
+        "ladr: data.path: there is no file data/chats.jsonl under distiller.data_root: paths are relative to it\n",
+    )
+
+
+async def test_of_several_jobs_the_one_that_is_not_there_is_named(there: Client) -> None:
+    job = await there.create_distill_job(spec(steps=1))
+    await ended(there, job.id)
+    assert await run(there, "delete", job.id, "nosuch") == (1, "", "ladr: there is no such job: nosuch\n")
 
 
 @pytest.mark.parametrize(
@@ -192,10 +230,34 @@ async def test_a_mistake_in_a_spec_is_named(text: str, sets: list[str], complain
     assert complaint in wrong.value.message
 
 
-async def test_a_value_of_a_wrong_kind_is_refused() -> None:
-    for sets in (["training.steps=-1"], ["training.steps=many"], ["training.learning_rate=fast"]):
-        with pytest.raises(InvalidRequest):
-            read_spec("", {}, sets)
+@pytest.mark.parametrize(
+    ("text", "sets", "complaint"),
+    [
+        ("", ["student.layers=twenty"], "student.layers: give a whole number, not 'twenty'"),
+        ("", ["training.steps=-1"], "training.steps: give 0 to 4294967295, not '-1'"),
+        ("", ["training.learning_rate=fast"], "training.learning_rate: give a number, not 'fast'"),
+        ("", ["data.score_prompts=maybe"], "data.score_prompts: give true or false, not 'maybe'"),
+        ("", ["student.layer_indices=0,b"], "student.layer_indices: give a list of whole numbers, not \"['0', 'b']\""),
+        ("teacher: 5", [], "teacher: give text, not '5'"),
+        ("int8: {repairs: 7}", [], "int8.repairs: give a list of texts, not '7'"),
+    ],
+)
+async def test_a_value_of_a_wrong_kind_is_named_with_what_its_field_takes(
+    text: str, sets: list[str], complaint: str
+) -> None:
+    with pytest.raises(InvalidRequest) as wrong:
+        read_spec(text, {}, sets)
+    assert str(wrong.value) == complaint
+
+
+async def test_in_python_too_a_name_that_no_spec_has_is_refused() -> None:
+    for training, complaint in (
+        ({"stepz": 3}, "training.stepz: there is no such field; known here: steps, "),
+        (3, "training: give a mapping with steps, "),
+    ):
+        with pytest.raises(InvalidRequest) as wrong:
+            distill_spec({"training": training})
+        assert str(wrong.value).startswith(complaint)
 
 
 async def test_set_wins_over_flags_and_those_over_the_file() -> None:

@@ -79,6 +79,12 @@ async def test_an_int8_form_is_published_only_if_it_is_good_enough_or_was_wanted
         assert not found.exists()
 
 
+async def test_a_student_that_is_a_model_without_a_name_is_the_teacher(tmp_path: Path) -> None:
+    async with distiller(tmp_path) as (_, client):
+        job = await client.create_distill_job({**spec(steps=1), "student": {"kind": "model"}})
+        assert distill_state(await ended(client, job.id)) == "succeeded"
+
+
 async def test_a_name_belongs_to_one_spec(tmp_path: Path) -> None:
     async with distiller(tmp_path) as (_, client):
         first = await client.create_distill_job(spec(), request_id="a")
@@ -105,7 +111,6 @@ WRONG = [
     ({"teacher": "a\0b"}, "spec.teacher"),
     ({"teacher": "x" * 5000}, "spec.teacher"),
     ({"student": {"kind": "model", "source": "nothing"}}, "spec.student.source"),
-    ({"student": {"kind": "model"}}, "spec.student"),
     ({"student": {"kind": "magic"}}, "spec.student.kind"),
     ({"student": {"layer_indices": [3, 1]}}, "spec.student"),
     ({"data": {"path": "nothing.jsonl"}}, "spec.data.path"),

@@ -92,8 +92,18 @@ def cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+def trained(report: Mapping[str, Any]) -> bool:
+    """Whether the job had any step."""
+    return bool(report["spec"]["training"]["steps"])
+
+
 def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
+
+
+def times(ratio: float) -> str:
+    """With two digits: 0.99, 1.0, 12."""
+    return f"{ratio:#.2g}".rstrip(".") if ratio < 10 else f"{ratio:.0f}"
 
 
 def percent(share: float | None) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from services.distiller.report.html import frame, headline, job, number, percent, picture, table
+from services.distiller.report.few import only
+from services.distiller.report.html import frame, headline, job, number, percent, picture, table, trained
 from services.distiller.report.image_agreement import NEAREST
 
 _MEANINGS = {
@@ -25,16 +26,18 @@ _MEANINGS = {
 def page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
     """The page. Args: report: what report.json has. pictures: PNGs by name."""
     figures = report["figures"]
+    measured = only(int(figures["pictures"]), what="pictures")
+
+    def share(name: str) -> str:
+        before = f" (before training: {percent(figures[f'{name}_untrained'])})" if trained(report) else ""
+        return f"{percent(figures[name])}{before}"
+
     said = [
         f"The student needs {percent(figures['saved_total'])} less compute a picture than its teacher.",
-        f"It finds {percent(figures['retrieval'])} of the teacher's nearest neighbours (before training:"
-        f" {percent(figures['retrieval_untrained'])}).",
+        f"It finds of the teacher's nearest neighbours {share('retrieval')}{measured}.",
     ]
     if "top1" in figures:
-        said.append(
-            f"It names the teacher's class in {percent(figures['top1'])} of the pictures (before training:"
-            f" {percent(figures['top1_untrained'])})."
-        )
+        said.append(f"It names the teacher's class of {share('top1')} of the pictures{measured}.")
     return frame(
         [
             headline(report, said),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from services.distiller.report import int8
 from services.distiller.report.elo import DRAWS, LEVEL, PRIOR_WINS
-from services.distiller.report.html import cell, frame, headline, job, number, percent, picture, table
+from services.distiller.report.few import BATTLES, only
+from services.distiller.report.html import frame, headline, job, number, percent, picture, table, times, trained
 
 
 def page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
@@ -22,7 +24,7 @@ def page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
         picture("elo", pictures) + _battles(report),
         _refusals(report),
         picture("refusals", pictures) + _refused(report),
-        _int8(report),
+        int8.section(report),
         job(report["spec"]),
     ]
     return frame(parts)
@@ -32,17 +34,39 @@ def _summary(report: Mapping[str, Any]) -> str:
     figures = report["figures"]
     said = [
         f"The student needs {percent(figures['saved_total'])} less compute a token than its teacher, and writes"
-        f" {number(figures['speed_ratio'])} times as many tokens a second on this machine.",
-        f"Training moved its KL to the teacher from {number(figures['kl_untrained'])} to {number(figures['kl'])} nats a"
-        f" token; it holds the same token for the likeliest in {percent(figures['top1'])} of all places"
-        f" (before: {percent(figures['top1_untrained'])}).",
+        f" {times(figures['speed_ratio'])} times as many tokens a second on this machine (between"
+        f" {times(figures['speed_ratio_low'])} and {times(figures['speed_ratio_high'])} in {report['speed']['rounds']} rounds).",
+        _learned(report),
     ]
     if "elo" in figures:
-        said.append(
-            f"Its Elo is {figures['elo']:.0f} (between {figures['elo_low']:.0f} and {figures['elo_high']:.0f}) against the"
-            f" teacher's {report['arena']['teacher_elo']:.0f}; before training it was {figures['elo_untrained']:.0f}."
+        said.append(_fought(report))
+    return headline(report, [*said, *int8.finding(report)])
+
+
+def _learned(report: Mapping[str, Any]) -> str:
+    figures = report["figures"]
+    measured = only(figures["held_out_records"], figures["held_out_tokens"])
+    if not trained(report):
+        return (
+            f"It was not trained: its KL to the teacher is {number(figures['kl'])} nats a token, and it holds the same token"
+            f" for the likeliest in {percent(figures['top1'])} of all places{measured}."
         )
-    return headline(report, said)
+    return (
+        f"Training moved its KL to the teacher from {number(figures['kl_untrained'])} to {number(figures['kl'])} nats a"
+        f" token; it holds the same token for the likeliest in {percent(figures['top1'])} of all places"
+        f" (before: {percent(figures['top1_untrained'])}){measured}."
+    )
+
+
+def _fought(report: Mapping[str, Any]) -> str:
+    figures, elo = report["figures"], report["arena"]["teacher_elo"]
+    battles = f"{figures['battles']:.0f} battles"
+    before = f"; before training it was {figures['elo_untrained']:.0f}" if trained(report) else ""
+    if figures["battles"] < BATTLES:
+        span, doubt = "", ": too few battles to tell"
+    else:
+        span, doubt = f" (between {figures['elo_low']:.0f} and {figures['elo_high']:.0f})", ""
+    return f"Its Elo is {figures['elo']:.0f}{span} against the teacher's {elo:.0f}, of {battles}{before}{doubt}."
 
 
 def _agreement(report: Mapping[str, Any]) -> str:
@@ -70,7 +94,9 @@ def _agreement(report: Mapping[str, Any]) -> str:
             "As if the model had to choose among so many tokens at each place of the held-out text. Less is better.",
         ),
     ]
-    tokens = f"{figures['held_out_tokens']:,} tokens of records that were not trained on."
+    tokens = (
+        f"{figures['held_out_tokens']:,} tokens of {figures['held_out_records']:,} records that were not trained on."
+    )
     return "<h2>Agreement with the teacher</h2>" + table(
         ("", "before training", "student", "teacher", "what it means"), rows, tokens
     )
@@ -83,9 +109,9 @@ def _cost(report: Mapping[str, Any]) -> str:
     def row(what: str, form: str, values: Sequence[float], meaning: str) -> tuple[str, ...]:
         return what, *(form.format(value) for value in values), percent(1 - values[1] / values[0]), meaning
 
-    def pace(what: str, key: str, meaning: str) -> tuple[str, ...]:
+    def pace(what: str, key: str, ratio: float | None, meaning: str) -> tuple[str, ...]:
         one, other = (models[name][key] for name in names)
-        return what, f"{one:,.1f}", f"{other:,.1f}", f"{other / one:.2f} ×", meaning
+        return what, f"{one:,.1f}", f"{other:,.1f}", f"{times(ratio or other / one)} ×", meaning
 
     whole = [sum(adds[name][part] for part in ("head", "rest", "attention")) for name in names]
     layers = [adds[name]["rest"] + adds[name]["attention"] for name in names]
@@ -93,8 +119,9 @@ def _cost(report: Mapping[str, Any]) -> str:
         row("multiply-adds a token", "{:,.0f}", whole, "Of all linear layers and attention, by count."),
         row("of these, in the layers", "{:,.0f}", layers, "The output head stays as it is when layers go."),
         row("weights, float32, bytes", "{:,.0f}", [memory[name]["float32"] for name in names], "Half of it in bfloat16."),
-        pace("tokens written a second", "decode", "One answer at a time; the models took turns in the same run."),
-        pace("tokens read a second", "prefill", f"A prompt of {report['speed']['prompt_tokens']} tokens at once."),
+        pace("tokens written a second", "decode", report["figures"]["speed_ratio"],
+             "One answer at a time; the models took turns in the same run. Medians of the rounds, also of their ratios."),
+        pace("tokens read a second", "prefill", None, f"A prompt of {report['speed']['prompt_tokens']} tokens at once."),
     ]  # fmt: skip
     if all(models[name]["peak_bytes"] for name in names):
         peaks = [models[name]["peak_bytes"] for name in names]
@@ -109,10 +136,12 @@ def _arena(report: Mapping[str, Any]) -> str:
         return ""
     figures = report["figures"]
     elo = arena["teacher_elo"]
+    few = figures["battles"] < BATTLES
+    spans = ["too few battles" if few else _span(arena["ratings"][name]) for name in ("untrained", "student")]
     rows = [
         ("Elo", f"{figures['elo_untrained']:.0f}", f"{figures['elo']:.0f}",
          f"Fixed at {elo:.0f} for the teacher by convention: 400 less means one win for ten losses."),
-        (f"{LEVEL:.0%} interval", _span(arena["ratings"]["untrained"]), _span(arena["ratings"]["student"]),
+        (f"{LEVEL:.0%} interval", *spans,
          f"Percentiles of {DRAWS:,} draws of the same number of prompts, with replacement."),
         ("win rate", percent(arena["win_rate_untrained"]), percent(figures["win_rate"]),
          "A tie is half a win. 50 %: as good as the teacher."),
@@ -171,23 +200,6 @@ def _refused(report: Mapping[str, Any]) -> str:
 
 def _said(answer: Mapping[str, Any]) -> str:
     return f"[{'refused' if answer['refused'] else 'answered'}] {answer['text']}"
-
-
-def _int8(report: Mapping[str, Any]) -> str:
-    """What the quantisation left in int8.json, whatever that is."""
-    found = report.get("int8")
-    if not found:
-        return ""
-    lists = {key: value for key, value in found.items() if isinstance(value, list) and value}
-    plain = [(key, cell(value)) for key, value in found.items() if key not in lists]
-    tables = [table(("", "value"), plain)]
-    for key, rows in lists.items():
-        if all(isinstance(row, Mapping) for row in rows):
-            head = list(dict.fromkeys(name for row in rows for name in row))
-            tables.append(table(head, [[cell(row.get(name)) for name in head] for row in rows[:50]], key))
-        else:
-            tables.append(table((key,), [(cell(row),) for row in rows[:50]]))
-    return f"<h2>In 8 bits</h2>{''.join(tables)}"
 
 
 def _span(rating: Mapping[str, float]) -> str:

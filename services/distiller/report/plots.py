@@ -30,8 +30,14 @@ def losses(report: Report) -> bytes:
     for part in parts:
         points = [(one["step"], one["losses"].get(part)) for one in curve]
         steps, values = zip(*((step, value) for step, value in points if value is not None), strict=True)
-        axes[0].plot(steps, values, label=part, linewidth=2 if part == "total" else 1.2, marker="." * (len(steps) < 20))
-    axes[0].set(title="Loss by part", xlabel="step", ylabel="nats a token, weighted", ylim=(0, None))
+        axes[0].plot(
+            steps,
+            values,
+            label=_UNITS.get(part, part),
+            linewidth=2 if part == "total" else 1.2,
+            marker="." * (len(steps) < 20),
+        )
+    axes[0].set(title="Loss by part", xlabel="step", ylabel="weighted loss", ylim=(0, None))
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].legend(fontsize="small")
     return png(figure)
@@ -96,6 +102,10 @@ def _cost(report: Report) -> bytes:
     return png(figure)
 
 
+_UNITS = {  # of the parts of a loss
+    **{part: f"{part} (nats)" for part in ("task", "kl", "refusal")},
+    **{part: f"{part} (squared distance)" for part in ("attention", "hidden")},
+}
 TRAINED = [("before training", _BEFORE), ("student", _STUDENT)]
 MODELS = [("teacher", _TEACHER), ("student", _STUDENT)]
 _DRAWN: dict[str, Callable[[Report], bytes]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -22,18 +22,34 @@ class Speed:
     """Of one model, at batch 1.
 
     Attributes:
-        prefill, decode: tokens a second, medians of the rounds.
+        prefill, decode: tokens a second, medians of the rounds. rounds: of decode, each.
         weight_bytes: all weights, tied ones once.
         peak_bytes: most memory that it needs by itself with its weights; 0: not known, as on a processor.
     """
 
     prefill: float
     decode: float
+    rounds: tuple[float, ...]
     weight_bytes: int
     peak_bytes: int
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast one model writes as another: the median of the rounds, the least and the most of them."""
+
+    median: float
+    low: float
+    high: float
+
+
+def ratio(rounds: Sequence[float], others: Sequence[float]) -> Ratio:
+    """Of the same rounds of two models: what slows the machine down in a round slows both, and cancels out."""
+    found = [one / other for one, other in zip(rounds, others, strict=True)]
+    return Ratio(median(found), min(found), max(found))
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
@@ -61,9 +77,11 @@ def race(
 
 def _speed(model: Any, times: list[tuple[float, float]], working_bytes: int) -> Speed:
     weights = sum(one.numel() * one.element_size() for one in model.parameters())
+    rounds = tuple(DECODED / decode for _, decode in times)
     return Speed(
         prefill=PROMPT / median(prefill for prefill, _ in times),
-        decode=DECODED / median(decode for _, decode in times),
+        decode=median(rounds),
+        rounds=rounds,
         weight_bytes=weights,
         peak_bytes=weights + working_bytes if working_bytes else 0,
     )

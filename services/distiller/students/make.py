@@ -44,7 +44,7 @@ def make(
 
     Args:
         batches: what layers and widths are measured on, some thousand tokens; not read where nothing is measured.
-        load: gives the model of a source; for a student of kind "model".
+        load: gives the model of a source, "" the teacher's own anew; for a student of kind "model".
         run: takes a model over a batch.
     Raises: Refused: it cannot be made of this teacher.
     """
@@ -61,7 +61,7 @@ def make(
     else:
         model = load(student.source)
         layer_map = checks.hidden(model, teacher, None)
-        description = f"the model {student.source}"
+        description = f"the model {student.source}" if student.source else "the teacher itself"
     return Made(model.requires_grad_(True).train(), layer_map, description, heads)
 
 

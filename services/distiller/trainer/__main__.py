@@ -13,6 +13,7 @@ from ladr.config import load
 from ladr.config_distiller import DistillerSettings
 from services.common.telemetry import quieten
 from services.distiller.place import DONE, FAILED, STOPPED, Place
+from services.distiller.refused import Refused
 from services.distiller.spec import Spec
 from services.distiller.trainer import launch
 from services.distiller.trainer.stop import Stop, Stopped
@@ -64,7 +65,10 @@ def work(place: Place, spec: Spec, settings: DistillerSettings, stop: Stop, prog
         log.info("stopped; it goes on from its last checkpoint")
         return STOPPED
     except Exception as error:
-        log.exception("the job failed")
+        if isinstance(error, Refused):
+            log.error("%s: %s", error.reason, error.message)  # no fault of the trainer, so no traceback
+        else:
+            log.exception("the job failed")
         if stop.requested and spec.training.processes > 1:
             return (
                 STOPPED  # for want of the others, that had stopped; what is wrong beyond that shows at the next start

@@ -75,6 +75,7 @@ def figures(found: dict[str, Any]) -> dict[str, float]:
         "elo_kept": rating["elo"] / found["teacher_elo"],
         "elo_untrained": found["ratings"]["untrained"]["elo"],
         "win_rate": found["win_rate"],
+        "battles": found["battles"],
     }
 
 

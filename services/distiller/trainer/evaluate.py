@@ -13,6 +13,7 @@ from typing import Any
 from ladr.v1.distiller_pb2 import DistillPhase
 from services.distiller.place import Place, write_whole
 from services.distiller.report.notes import Notes, dumped
+from services.distiller.trainer import racing
 from services.distiller.trainer.agreeing import agreement
 from services.distiller.trainer.answering import Asked, asked, cut, said
 from services.distiller.trainer.arena import arena, figures
@@ -67,10 +68,9 @@ def _report(m: Measuring, questions: Asked) -> dict[str, Any]:
             **{f"{name}_untrained": untrained[name] for name in ("kl", "top1", "perplexity")},
             "perplexity_teacher": student["teacher_perplexity"],
             "held_out_tokens": student["tokens"],
+            "held_out_records": len(job.corpus.held_out),
             **{f"saved_{name}": share for name, share in student["saved"].items()},
-            "speed_ratio": raced["models"]["student"]["decode"] / raced["models"]["teacher"]["decode"],
-            "tokens_per_second": raced["models"]["student"]["decode"],
-            "tokens_per_second_teacher": raced["models"]["teacher"]["decode"],
+            **racing.figures(raced),
             **figures(fought),
             **rates(refused),
         },

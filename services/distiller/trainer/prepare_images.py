@@ -79,7 +79,7 @@ def _made(job: Job) -> tuple[Made, int]:
         job.teacher,
         job.spec.student,
         (pictures(job, some).to(first_device(job)) for some in measured),
-        lambda name: models.weights(models.find(name, job.settings)).to(first_device(job)),
+        lambda name: models.weights(models.find(name or job.spec.teacher, job.settings)).to(first_device(job)),
         run,
     )
     return made, 0

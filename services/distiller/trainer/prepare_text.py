@@ -40,6 +40,11 @@ def prepare_text(job: Job, where: str, config: Any) -> None:
             "NOTHING_HELD_OUT",
             "no record to measure on has anything to score: give more records, or a greater data.holdout",
         )
+    objective = job.spec.objective
+    if objective.teacher_top_k and (objective.attention_weight or objective.hidden_weight):
+        log.warning(
+            "objective.teacher_top_k saves nothing: attention_weight and hidden_weight over 0 need the teacher at each step"
+        )
     log.info("%d records to train on, %d held out", len(job.corpus.train), len(job.corpus.held_out))
     job.stop.check()
     load(job, where, lambda: _made(job))
@@ -68,7 +73,7 @@ def _made(job: Job) -> tuple[Made, int]:
 
 
 def _given(job: Job, source: str) -> Any:
-    """A student that is there already."""
-    where = models.find(source, job.settings)
+    """A student that is there already; by no name the teacher."""
+    where = models.find(source or job.spec.teacher, job.settings)
     checks.tokenizers(models.tokenizer(where), job.tokenizer)
     return models.weights(where).to(first_device(job))

@@ -12,6 +12,19 @@ from services.distiller.trainer.measuring import Measuring
 STEPS = 1 + speed.ROUNDS
 
 
+def figures(found: dict[str, Any]) -> dict[str, float]:
+    """The main ones."""
+    student, teacher = (found["models"][name] for name in ("student", "teacher"))
+    ratio = speed.ratio(student["rounds"], teacher["rounds"])
+    return {
+        "speed_ratio": ratio.median,
+        "speed_ratio_low": ratio.low,
+        "speed_ratio_high": ratio.high,
+        "tokens_per_second": student["decode"],
+        "tokens_per_second_teacher": teacher["decode"],
+    }
+
+
 def speeds(m: Measuring) -> dict[str, Any]:
     """The speeds of both, and how they were measured; each round is a step."""
     job = m.job

@@ -28,7 +28,7 @@ from tests.distiller.trainer.conftest import Workshop, progress, workshop
 __all__ = ["workshop"]  # a fixture
 EVALUATION = {"battles": 9, "refusal_pairs": 2, "answer_tokens": 6, "tokens": 100}
 QUICK = {"training": {"steps": 2, "checkpoint_steps": 2}, "data": {"holdout": 0.3}}
-CLOCKED = ("speed_ratio", "tokens_per_second", "tokens_per_second_teacher")
+CLOCKED = ("speed_ratio", "speed_ratio_low", "speed_ratio_high", "tokens_per_second", "tokens_per_second_teacher")
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,8 @@ def test_a_report_has_figures_of_every_part_and_a_page_with_the_records_as_texts
     for kind in ("harmful", "harmless"):
         assert 0 <= figures[f"refused_{kind}"] <= 1
         assert 0 <= figures[f"refused_{kind}_teacher"] <= 1
-    assert report["arena"]["battles"] == 9
+    assert report["arena"]["battles"] == figures["battles"] == 9
+    assert figures["speed_ratio_low"] <= figures["speed_ratio"] <= figures["speed_ratio_high"]
     assert len(report["refusals"]) == 2
     assert hostile in report["arena"]["examples"][0]["question"]
     page = (place.report / "report.html").read_text()

@@ -47,12 +47,13 @@ async def test_the_page_comes_when_it_is_asked_for_and_is_written_to_a_file(tmp_
         assert await asyncio.to_thread(ask) == PAGE
         file = tmp_path / "r.html"
         code, out, err = await run(client.address, job.id, "--html", str(file))
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, f"the page is in {file}\n")
         assert "kl\t0.5" in out
         assert file.read_text() == PAGE
-        code, _, err = await run(client.address, job.id, "--html", str(tmp_path / "nowhere" / "r.html"))
-        assert code != 0
-        assert len(err.splitlines()) == 1
+        assert await run(client.address, job.id, "--html", "-") == (0, PAGE, "")
+        code, out, err = await run(client.address, job.id, "--html", str(tmp_path / "nowhere" / "r.html"))
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert f"there is no directory {tmp_path / 'nowhere'}: make it first" in err
 
         page = Place(app.dispatcher.place(job.id).root).report / "report.html"
         page.write_bytes(b"x" * ((4 << 20) + 1))

@@ -113,7 +113,7 @@ def test_what_is_done_is_not_done_again_and_a_stop_comes_between_the_steps(
 
 def test_under_the_threshold_it_serves_also_without_a_step_of_training(workshop: Workshop) -> None:
     place = workshop.job(
-        student={"kind": "model", "source": "tiny"},
+        student={"kind": "model"},  # of no source: the teacher itself
         training={"steps": 0, "dtype": "bfloat16"},
         objective={"teacher_top_k": 4},
         int8={"kind": "weight_only", "threshold": 10.0},
@@ -124,6 +124,7 @@ def test_under_the_threshold_it_serves_also_without_a_step_of_training(workshop:
     assert not place.checkpoints.exists()
     found = report(place)
     assert found["curve"] == []
+    assert found["student"] == "the teacher itself"
     assert found["figures"]["kl"] < 0.01  # bfloat16 is all that is between them
     assert found["int8"]["kind"] == "weight_only"
     assert found["int8"]["why"] == ""

@@ -256,6 +256,22 @@ def test_what_does_not_fit_is_refused_before_the_first_step(
     assert not curve(place)
 
 
+def test_a_refusal_is_logged_in_a_line_and_not_as_a_fault(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    assert workshop.run(workshop.job(student={"layers": 9})) == FAILED
+    (said,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert said.getMessage() == "LAYERS_MISMATCH: the teacher has 4 layers: keep at most so many, not 9."
+    assert said.exc_info is None
+
+
+@pytest.mark.parametrize(("weight", "warnings"), [(0.2, 1), (0.0, 0)])
+def test_a_top_k_that_saves_nothing_is_warned_of(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture, weight: float, warnings: int
+) -> None:
+    place = workshop.job(objective={"teacher_top_k": 4, "attention_weight": weight}, training={"steps": 0})
+    assert workshop.run(place) == DONE
+    assert caplog.text.count("teacher_top_k saves nothing") == warnings
+
+
 def test_a_loss_that_is_no_number_names_its_step(workshop: Workshop) -> None:
     place = workshop.job()
     assert workshop.run(place) == DONE
