@@ -73,7 +73,11 @@ def _stages(_: click.Context, __: click.Parameter, value: str | None) -> list[fl
 @click.option(
     "--error-margin", type=float, help="Back if so much more of its requests fail, as a share. Default: 0.02."
 )
-@click.option("--latency-ratio", type=float, help="Back if its first token takes so many times longer. Default: 1.5.")
+@click.option(
+    "--latency-ratio",
+    type=float,
+    help="Back if its first token, or each token after it, takes so many times longer. Default: 1.5.",
+)
 @click.option("--request-id", default="", help="The same name with the same request is the same roll-out.")
 @click.option("--watch", "watches", is_flag=True, help="Watch it to its end; else its id is printed.")
 @address_option
@@ -194,10 +198,12 @@ def _line(rollout: pb.Rollout) -> str:
 
 
 def _tally(side: pb.RolloutTally) -> str:
-    """312 ok, 2 failed, 41 ms."""
+    """312 ok, 2 failed, 41 ms, 9.5 ms a token."""
     parts = [f"{side.succeeded} ok", f"{side.failed} failed"]
     if side.HasField("time_to_first_token"):
         parts.append(f"{1000 * side.time_to_first_token.ToTimedelta().total_seconds():.0f} ms")
+    if side.HasField("time_per_output_token"):
+        parts.append(f"{1000 * side.time_per_output_token.ToTimedelta().total_seconds():.1f} ms a token")
     return ", ".join(parts)
 
 

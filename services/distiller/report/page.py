@@ -35,7 +35,8 @@ def _summary(report: Mapping[str, Any]) -> str:
     said = [
         f"The student needs {percent(figures['saved_total'])} less compute a token than its teacher, and writes"
         f" {times(figures['speed_ratio'])} times as many tokens a second on this machine (between"
-        f" {times(figures['speed_ratio_low'])} and {times(figures['speed_ratio_high'])} in {report['speed']['rounds']} rounds).",
+        f" {times(figures['speed_ratio_low'])} and {times(figures['speed_ratio_high'])} in {report['speed']['rounds']}"
+        " rounds).",
         _learned(report),
     ]
     if "elo" in figures:

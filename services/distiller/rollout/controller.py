@@ -278,9 +278,7 @@ class _Drive:
                 await self._restore(record)
                 return _SETTLE_S
             reason = await self._unload(record)
-            await asyncio.sleep(
-                _SETTLE_S
-            )  # until the router has heard of it: till then the mark says that it stands beside others
+            await asyncio.sleep(_SETTLE_S)  # the router has yet to hear; till then the mark says where it stood
             await self._mesh.share(record.mark, None)
         except LadrError as error:
             if not overdue:
