@@ -49,9 +49,7 @@ def _stages(_: click.Context, __: click.Parameter, value: str | None) -> list[fl
 @click.command()
 @click.argument("job")
 @click.option("--name", required=True, help="What clients ask for: a model or an alias.")
-@click.option(
-    "--model", default="", help="Served name of the student. Default: NAME-IDEND, with --int8 NAME-IDEND-int8."
-)
+@click.option("--model", default="", help="Served name of the student. Default: NAME, a dash, the end of the job's id.")
 @click.option(
     "--worker",
     "workers",

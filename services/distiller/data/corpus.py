@@ -76,7 +76,8 @@ def find(source: str, root: Path) -> Path:
     except InvalidRequest as error:
         raise Refused("DATA_PATH", error.message) from None
     if not path.is_file():
-        raise Refused("DATA_PATH", "data.path names no file under the data root: put the JSON Lines file there")
+        message = f"data.path: there is no file {source[:200]} under distiller.data_root: put the JSON Lines file there"
+        raise Refused("DATA_PATH", message)
     return path
 
 

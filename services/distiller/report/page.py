@@ -32,11 +32,10 @@ def page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
 
 def _summary(report: Mapping[str, Any]) -> str:
     figures = report["figures"]
+    ratio, low, high = (times(figures[f"speed_ratio{end}"]) for end in ("", "_low", "_high"))
     said = [
-        f"The student needs {percent(figures['saved_total'])} less compute a token than its teacher, and writes"
-        f" {times(figures['speed_ratio'])} times as many tokens a second on this machine (between"
-        f" {times(figures['speed_ratio_low'])} and {times(figures['speed_ratio_high'])} in {report['speed']['rounds']}"
-        " rounds).",
+        f"The student needs {percent(figures['saved_total'])} less compute a token than its teacher, and writes {ratio} times"
+        f" as many tokens a second on this machine (between {low} and {high} in {report['speed']['rounds']} rounds).",
         _learned(report),
     ]
     if "elo" in figures:
