@@ -86,6 +86,27 @@ async def test_it_drafts_and_is_drafted_for(drafting: str, engine: TransformersE
 
 
 @pytest.mark.parametrize("field", ["source", "draft"])
+async def test_one_whose_files_do_not_belong_together_is_refused_with_what_is_wrong(
+    field: str, engine: TransformersEngine, tmp_path: Path
+) -> None:
+    tiny.save(tmp_path / "plain")
+    file = tiny.save(tmp_path / "other") / "config.json"
+    config = json.loads(file.read_text())
+    settings = {"source": "plain", "draft": "plain", "draft_tokens": 2} | {field: "other"}
+    for change, said in (
+        ({"num_hidden_layers": 6}, "is missing, and 15 more"),
+        ({"vocab_size": 300}, "264, 16"),
+        ({"num_hidden_layers": "4"}, "expected int"),
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"max_position_embeddings": -4}, "of -4"),
+    ):
+        file.write_text(json.dumps({**config, **change}))
+        with pytest.raises(InvalidRequest, match=f"the {field} is no model .*{said}") as caught:
+            await engine.load(ModelSettings(name="chat", **settings), lambda _: None)
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize("field", ["source", "draft"])
 async def test_a_damaged_or_foreign_one_is_refused_with_what_is_wrong(
     field: str, engine: TransformersEngine, tmp_path: Path
 ) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 
-import torch
-
 from ladr.errors import LadrError
+from services.common.weights import out_of_memory
 from services.distiller.refused import Refused
 
 _FULL = "out of memory: lower training.micro_sequences or data.sequence_tokens, or use more training.processes"
@@ -18,7 +17,7 @@ def explain(error: BaseException) -> tuple[str, str]:
         return error.reason, error.message
     if isinstance(error, LadrError):
         return error.reason, error.message
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or _allocation(error):
+    if out_of_memory(error):
         return "OUT_OF_MEMORY", f"the trainer ran {_FULL}"
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "(os error 28)" in str(
         error
@@ -26,8 +25,3 @@ def explain(error: BaseException) -> tuple[str, str]:
         return "DISK_FULL", "the disk of distiller.state is full: make room, then resume the job"
     line = " ".join(str(error).split())[:300]
     return "TRAINER_FAILED", f"the trainer failed with {type(error).__name__}: {line}; its log says more"
-
-
-def _allocation(error: BaseException) -> bool:
-    """Whether torch could not have memory of the processor, for which it has no class of its own."""
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

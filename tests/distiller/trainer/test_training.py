@@ -238,6 +238,9 @@ def test_a_student_of_another_vocabulary_is_refused_before_the_first_step(worksh
         ({"data": {"sequence_tokens": 512}}, "CONTEXT_TOO_SHORT"),
         ({"student": {"layers": 9}}, "LAYERS_MISMATCH"),
         ({"teacher": "torn"}, "MODEL_UNREADABLE"),
+        ({"teacher": "shallow"}, "MODEL_UNREADABLE"),
+        ({"teacher": "headless"}, "MODEL_UNREADABLE"),
+        ({"student": {"kind": "model", "source": "shallow"}}, "MODEL_UNREADABLE"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_first_step(
@@ -250,6 +253,9 @@ def test_what_does_not_fit_is_refused_before_the_first_step(
     (workshop.root / "models" / "empty").mkdir()
     torn = tiny.save(workshop.root / "models" / "torn") / "model.safetensors"
     torn.write_bytes(torn.read_bytes()[:-100])
+    for name, change in (("shallow", {"num_hidden_layers": 6}), ("headless", {"num_attention_heads": 0})):
+        file = tiny.save(workshop.root / "models" / name) / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     place = workshop.job(**changes)
     assert workshop.run(place) == FAILED
     assert failure(place)[0] == reason
