@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from services.common.int8.notes import Damaged
+
 NAMED = 3  # tensors that a message names
 _LEFT_OVER = re.compile(r"(rotary_emb\.inv_freq|masked_bias|position_ids)$")  # buffers that old versions saved
 _OPTIONAL = re.compile(r"(^|\.)(pooler\.|mask_token$)")  # of an image encoder; nothing here looks at them
@@ -26,7 +28,7 @@ def readable(where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, Unreadable) or out_of_memory(error):
+        if isinstance(error, Unreadable | Damaged) or out_of_memory(error):
             raise
         said = " ".join(str(error).replace(where, "the directory").split())
         raise Unreadable(f"{type(error).__name__}: {said[:200]}") from error

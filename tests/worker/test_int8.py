@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ladr.config import ModelSettings, WorkerSettings
-from ladr.errors import InvalidRequest
+from ladr.errors import EngineFailed, InvalidRequest
 from services.common.int8.form import KINDS, write
 from services.common.int8.notes import Kind, Notes
 from services.worker.engines.transformers import TransformersEngine
@@ -104,6 +104,29 @@ async def test_one_whose_files_do_not_belong_together_is_refused_with_what_is_wr
         with pytest.raises(InvalidRequest, match=f"the {field} is no model .*{said}") as caught:
             await engine.load(ModelSettings(name="chat", **settings), lambda _: None)
         assert caught.value.field == field
+
+
+@pytest.mark.parametrize("draft", ["", "plain"])
+async def test_a_request_that_breaks_the_model_fails_and_no_other_does(
+    draft: str, engine: TransformersEngine, tmp_path: Path
+) -> None:
+    tiny.save(tmp_path / "plain")
+    settings = ModelSettings(name="chat", source="plain", draft=draft, draft_tokens=2)
+    await engine.load(settings, lambda _: None)
+    network = engine._models["chat"].batch._reader._model
+    network.lm_head.weight = nn.Parameter(network.lm_head.weight.detach().clone())
+    network.model.embed_tokens.weight[tiny.tokenizer()("~")["input_ids"]] = float("nan")  # one token's is broken
+    model = tiny.teacher().eval()
+    for _ in range(2):  # the second time in a cache that the first has used
+        asked = ["What is ~?", "hello", "a much longer one ~ " * 4, "1+1", "~", "What is it?"]
+        got = await asyncio.gather(*(answer(engine, raw(one, max_tokens=9)) for one in asked), return_exceptions=True)
+        for text, found in zip(asked, got, strict=True):
+            if "~" in text:
+                assert isinstance(found, EngineFailed)
+                assert "no finite logits" in found.message
+            else:
+                assert not isinstance(found, BaseException)
+                assert tokens_of(found[0]) == greedy(model, text, 9)
 
 
 @pytest.mark.parametrize("field", ["source", "draft"])

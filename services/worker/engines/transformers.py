@@ -37,6 +37,7 @@ log = structlog.get_logger()
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CLOSE_S = 10.0
 _FAILED = EngineFailed("the engine failed on this request")
+_BROKEN = EngineFailed("the model gives no finite logits: its weights are broken")
 
 
 @dataclass(eq=False)
@@ -287,6 +288,10 @@ class _Model(threading.Thread):
         running = self._running.get(sequence)
         if running is None:
             return  # it ended with a token before, in the same step
+        if step.token is None:
+            running.answer.emit(_BROKEN)
+            self._drop(running)
+            return
         made = step.length - sequence.prompt_length
         if step.token in self._ends:
             self._end(running, End("stop", sequence.prompt_length, made - 1))
