@@ -17,6 +17,9 @@ from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import EngineFailed, InvalidRequest
 from services.common.int8.form import KINDS, write
 from services.common.int8.notes import Kind, Notes
+from services.worker.engine import Sampling
+from services.worker.engines.batching import Batch, Sequence
+from services.worker.engines.cache import Reader
 from services.worker.engines.transformers import TransformersEngine
 from tests.distiller import tiny
 from tests.engines import answer, raw, tokens_of
@@ -127,6 +130,27 @@ async def test_a_request_that_breaks_the_model_fails_and_no_other_does(
             else:
                 assert not isinstance(found, BaseException)
                 assert tokens_of(found[0]) == greedy(model, text, 9)
+
+
+def test_what_a_broken_row_leaves_in_the_cache_breaks_no_later_one_of_its_place() -> None:
+    model = tiny.teacher().eval().requires_grad_(False)
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
+    words = tiny.tokenizer()
+    model.model.embed_tokens.weight[words("~")["input_ids"]] = float("nan")
+    batch = Batch(Reader(model, 4, 2, 256), 2, 256)
+
+    def asked(text: str) -> Sequence:
+        ids = words(text)["input_ids"]
+        batch.add(made := Sequence([*ids], len(ids), Sampling(temperature=0), 256))
+        return made
+
+    asked("a long one that is still there at the end")
+    batch.step()
+    broken = asked("a text with ~~")
+    assert [step.token is None for step in batch.step()] == [False, True]
+    batch.remove(broken)
+    asked("1+1")  # shorter than both
+    assert batch.step()[1].token == greedy(tiny.teacher().eval(), "1+1", 1)[0]
 
 
 @pytest.mark.parametrize("field", ["source", "draft"])

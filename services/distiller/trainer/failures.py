@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-
 from ladr.errors import LadrError
 from services.common.weights import out_of_memory
+from services.distiller.place import DISK_FULL, disk_full
 from services.distiller.refused import Refused
 
 _FULL = "out of memory: lower training.micro_sequences or data.sequence_tokens, or use more training.processes"
@@ -19,9 +18,7 @@ def explain(error: BaseException) -> tuple[str, str]:
         return error.reason, error.message
     if out_of_memory(error):
         return "OUT_OF_MEMORY", f"the trainer ran {_FULL}"
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "(os error 28)" in str(
-        error
-    ):  # safetensors' own
-        return "DISK_FULL", "the disk of distiller.state is full: make room, then resume the job"
+    if disk_full(error):
+        return DISK_FULL
     line = " ".join(str(error).split())[:300]
     return "TRAINER_FAILED", f"the trainer failed with {type(error).__name__}: {line}; its log says more"
