@@ -26,7 +26,7 @@ from services.distiller.data.corpus import scan
 from services.distiller.machine import Fail
 from services.distiller.outcome import outcome
 from services.distiller.place import DONE, FAILED, FULL, Place
-from services.distiller.trainer import train
+from services.distiller.trainer import checkpoint, train
 from services.distiller.trainer.failures import explain
 from services.distiller.trainer.launch import failure_of
 from tests.distiller import tiny
@@ -292,6 +292,7 @@ def test_a_loss_that_is_no_number_names_its_step(workshop: Workshop) -> None:
     content = bytearray(path.read_bytes())
     content[-4:] = b"\xff\xff\xff\xff"  # not a number
     path.write_bytes(content)
+    checkpoint.seal(path.parent)
     assert workshop.run(place) == FAILED
     reason, message = failure(place)
     assert reason == "NOT_FINITE"
