@@ -156,5 +156,5 @@ def _read_whole(path: Path, _size: int, _changed_ns: int) -> bool:
 def _digest(tensors: Mapping[str, Any]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in _TENSORS:
-        digest.update(np.ascontiguousarray(tensors[name]))
+        digest.update(np.ascontiguousarray(tensors[name]).data)
     return digest.hexdigest()
