@@ -43,6 +43,7 @@ def quantize(job: Job) -> None:
     job.meter.begin(DistillPhase.DISTILL_PHASE_QUANTIZE, total)
     if job.ranks.first and not whole(job.place.student_int8):
         shutil.rmtree(job.place.student_int8, ignore_errors=True)
+        (job.place.report / "report.json").unlink(missing_ok=True)  # it speaks of this form
     job.ranks.wait()  # the others wait for what is whole
     if job.ranks.first and not job.place.student_int8.is_dir():
         _write(job)

@@ -35,6 +35,7 @@ def _write(job: Job, weights: dict[str, object]) -> None:
         own = plain.generation_config  # the teacher's: its temperature and penalties are meant for this vocabulary, too
         own.eos_token_id, own.pad_token_id, own.bos_token_id = list(job.ends), job.padding, job.tokenizer.bos_token_id
     shutil.rmtree(job.place.student, ignore_errors=True)
+    (job.place.report / "report.json").unlink(missing_ok=True)  # put together anew, it writes its figures on the card
     with new_directory(job.place.student) as new:
         plain.save_pretrained(new)
         job.tokenizer.save_pretrained(new)

@@ -75,6 +75,9 @@ def test_what_was_damaged_and_can_be_made_again_is_made_again(workshop: Workshop
 
     model = damaged.student / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-64] + bytes(64))
+    assert workshop.run(damaged) == DONE
+    assert same()
+    assert "| kl |" in (damaged.student / "README.md").read_text()
     (damaged.student_int8 / "int8.json").write_text("{}")
     for part in ("report.json", "agreement-student.json"):
         (damaged.report / part).write_text("{")
