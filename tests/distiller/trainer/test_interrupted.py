@@ -88,6 +88,23 @@ def test_what_was_damaged_and_can_be_made_again_is_made_again(workshop: Workshop
     assert reports[0]["figures"]["kl"] == reports[1]["figures"]["kl"]
 
 
+@pytest.mark.parametrize("file", ["student.json", "model.safetensors", "config.json"])
+def test_a_student_that_was_damaged_before_its_first_step_is_told_by_its_directory(
+    workshop: Workshop, file: str
+) -> None:
+    place = workshop.job()
+    assert workshop.run(place, StopsAfter(place, 2)) == STOPPED
+    content = (place.initial / file).read_bytes()
+    for harm in (b"", b"{}", content[:-64] + bytes(64)):
+        (place.initial / file).write_bytes(harm)
+        assert workshop.run(place) == FAILED
+        failure = place.read_failure()
+        assert failure is not None
+        assert failure.reason == "JOB_DAMAGED"
+        assert "initial/" in failure.message
+        assert "new job" in failure.message
+
+
 class StopsAfter(Stop):
     """Asks to stop once that step is in the progress."""
 
