@@ -44,7 +44,7 @@ def load(job: Job, where: str, make: Callable[[], tuple[Made, int]]) -> None:
         made, vocabulary = make()
         with new_directory(initial) as new:
             made.model.float().save_pretrained(new)
-            notes = {
+            made_of = {
                 "layer_map": made.layer_map,
                 "heads": made.heads,
                 "vocabulary": vocabulary,
@@ -52,7 +52,7 @@ def load(job: Job, where: str, make: Callable[[], tuple[Made, int]]) -> None:
                 "data": job.corpus.digest,
                 "teacher": fingerprint(where),
             }
-            write_notes(new, notes)
+            write_notes(new, made_of)
     job.ranks.wait()
     notes = read_notes(initial)
     if notes["data"] != job.corpus.digest:
