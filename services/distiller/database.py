@@ -71,8 +71,10 @@ class Database:
         return done
 
     async def _run(self, work: Callable[[], T]) -> T:
+        done = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # its caller may have left
         try:
-            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+            return await asyncio.shield(done)
         except sqlite3.OperationalError as error:
             raise (_full() if "full" in str(error) else _unavailable()) from error
         except (sqlite3.DatabaseError, OSError) as error:

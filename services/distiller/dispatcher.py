@@ -19,7 +19,7 @@ from services.distiller.devices import assign, enough
 from services.distiller.log import last_lines
 from services.distiller.machine import Event, Fail, Failure, Job, Refused, Start, Yield
 from services.distiller.outcome import outcome
-from services.distiller.place import START, Place
+from services.distiller.place import DISK_FULL, START, Place, disk_full
 from services.distiller.spec import Spec
 from services.distiller.store import Store
 
@@ -148,8 +148,8 @@ class Dispatcher:
             models = self._settings.model_root
             return await asyncio.to_thread(outcome, place, code, child.told, job.starts, models)
         except (OSError, ValueError) as error:  # a full disk, a spec of another version
-            message = f"the trainer cannot be run: {error}"
-            return Fail(job.starts, Failure("TRAINER_NOT_STARTED", message, last_lines(place.log)))
+            what = "TRAINER_NOT_STARTED", f"the trainer cannot be run: {error}"
+            return Fail(job.starts, Failure(*(DISK_FULL if disk_full(error) else what), last_lines(place.log)))
 
     async def _tell(self, job_id: str, event: Event) -> Job | None:
         """Apply an event, however long the store takes. None: the job is gone, or in no state for it."""

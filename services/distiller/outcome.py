@@ -13,7 +13,7 @@ from pathlib import Path
 from services.common.int8.notes import Damaged, read_notes
 from services.distiller.log import last_lines
 from services.distiller.machine import Die, Event, Fail, Failure, Mark, Succeed, Yield
-from services.distiller.place import DONE, STOPPED, Place
+from services.distiller.place import DISK_FULL, DONE, FULL, STOPPED, Place
 from services.distiller.progress import newest
 
 STUDENTS = "students"  # under the model root
@@ -33,6 +33,8 @@ def outcome(place: Place, code: int, told: bool, start: int, models: Path) -> Ev
     said = place.read_failure()
     if code and said and said.reason:
         return Fail(start, Failure(said.reason, said.message, last_lines(place.log)))
+    if code == FULL:
+        return Fail(start, Failure(*DISK_FULL, last_lines(place.log)))
     if told:
         return Yield(start)
     number = -code if code < 0 else code - 128 if 128 < code < 160 else 0

@@ -12,12 +12,13 @@ student-int8/    the same in 8 bits, where that was asked for, with int8.json: i
 report/          report.json, report.html and its pictures
 failure.json     why the trainer gave up, if it knows (a `DistillError`)
 
-The trainer's exit status says how it ended: DONE, FAILED (see failure.json), or STOPPED: it was told to stop (SIGTERM), wrote
-a checkpoint, and goes on from there when it is started again.
+The trainer's exit status says how it ended: DONE, FAILED (see failure.json), FULL: the disk is, so that it could not even write
+failure.json, or STOPPED: it was told to stop (SIGTERM), wrote a checkpoint, and goes on from there when it is started again.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from ladr.v1.distiller_pb2 import DistillError, DistillProgress
 from services.distiller.spec import Spec
 
-DONE, FAILED, STOPPED = 0, 1, 75
+DONE, FAILED, FULL, STOPPED = 0, 1, 74, 75
+DISK_FULL = ("DISK_FULL", "the disk of distiller.state is full: make room, then resume the job")
 START = "LADR_DISTILL_START"  # environment of a trainer: how often one was started for its job, this time included
 _TORN = (ParseError, UnicodeDecodeError)
 
@@ -121,6 +123,11 @@ class Place:
                     yield Parse(line, DistillProgress()), offset
                 except _TORN:
                     continue
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether there was no room to write; safetensors has a text for it, and no number."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "(os error 28)" in str(error)
 
 
 def write_whole(path: Path, data: bytes) -> None:

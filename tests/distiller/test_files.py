@@ -16,7 +16,7 @@ from services.distiller import progress
 from services.distiller.log import keep_small, last_lines
 from services.distiller.machine import Die, Fail, Succeed, Yield
 from services.distiller.outcome import figures, outcome, publish, published
-from services.distiller.place import STOPPED, Place
+from services.distiller.place import FULL, STOPPED, Place
 
 
 @pytest.fixture
@@ -128,6 +128,8 @@ def test_an_exit_is_what_the_directory_says_of_it(place: Place, tmp_path: Path) 
 
     assert failed(0) == "TRAINER_DIED"
     assert failed(1) == "TRAINER_DIED"
+    assert failed(FULL) == "DISK_FULL"
+    assert isinstance(of(FULL, told=True), Fail)
     for code in (-9, 137, -15, STOPPED):
         event = of(code)
         assert isinstance(event, Die), code

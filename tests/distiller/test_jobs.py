@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import json
 import random
@@ -24,6 +25,7 @@ from ladr.distill_calls import distill_spec, distill_state
 from ladr.v1 import distiller_pb2 as pb
 from ladr.v1 import distiller_pb2_grpc
 from services.common.server import CannotStart
+from services.distiller.child import Child
 from services.distiller.dispatcher import environment
 from services.distiller.place import Place
 from tests.distiller.distillers import distiller, ended, process, spec, stepping, until
@@ -230,6 +232,21 @@ async def test_a_trainer_that_cannot_go_on_is_a_failed_job_with_its_last_lines(
         with pytest.raises(errors.WrongState):
             await client.get_distill_report(job.id)
         assert distill_state(await ended(client, (await client.create_distill_job(spec())).id)) == "succeeded"
+
+
+async def test_a_full_disk_is_told_also_where_no_trainer_could_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with distiller(tmp_path) as (_, client):
+        with monkeypatch.context() as patch:
+            patch.setattr(Child, "run", full)
+            failed = await ended(client, (await client.create_distill_job(spec())).id)
+        assert (distill_state(failed), failed.error.reason) == ("failed", "DISK_FULL")
+        await client.resume_distill_job(failed.id)
+        assert distill_state(await ended(client, failed.id)) == "succeeded"
 
 
 async def test_a_trainer_that_is_killed_once_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

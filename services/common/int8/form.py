@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from services.common.int8.linear import Int8Linear, W8A8Linear, WeightOnlyLinear
 from services.common.int8.notes import FILE, Damaged, Kind, Notes, read_notes
+from services.common.weights import Unreadable, config, readable
 
 SHARD_BYTES = 2 << 30
 KINDS: dict[Kind, type[Int8Linear]] = {"w8a8": W8A8Linear, "weight_only": WeightOnlyLinear}
@@ -47,17 +48,16 @@ def read(directory: Path, dtype: torch.dtype | None = None, device: str = "cpu")
     """
     notes = read_notes(directory)
     try:
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-            _shape(model, notes)
-        _fill(model, directory, dtype, device)
-        if (directory / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(directory)
-    except Damaged:
-        raise
-    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
-        raise Damaged(f"the model in 8 bits cannot be read: {' '.join(str(error).split())[:300]}") from error
+        with readable(str(directory)):
+            found = config(AutoConfig, str(directory))
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(found, dtype=dtype, trust_remote_code=False)
+                _shape(model, notes)
+            _fill(model, directory, dtype, device)
+            if (directory / "generation_config.json").is_file():
+                model.generation_config = GenerationConfig.from_pretrained(directory)
+    except Unreadable as error:
+        raise Damaged(f"the model in 8 bits cannot be read: {error}") from error
     return model.eval().requires_grad_(False)
 
 
@@ -106,7 +106,7 @@ def _shape(model: Any, notes: Notes) -> None:
 
 
 def _fill(model: Any, directory: Path, dtype: torch.dtype | None, device: str) -> None:
-    """Put the saved tensors in their places; every place must get one, of its shape."""
+    """Put the saved tensors in their places; every place must get one, of its shape, with numbers that can be."""
     wanted = stored(model)
     for path in sorted(directory.glob("model-*.safetensors")):
         with safe_open(path, "pt", device=device) as file:
@@ -124,6 +124,10 @@ def _put(model: Any, name: str, place: Any, tensor: Any, dtype: torch.dtype | No
     module = model.get_submodule(owner)
     if tensor.shape != place.shape or (tensor.dtype == torch.int8) != (place.dtype == torch.int8):
         raise Damaged(f"{name} is {tensor.dtype} {list(tensor.shape)}, not {place.dtype} {list(place.shape)}")
+    if last == "scales" and not bool((tensor > 0).all()):
+        raise Damaged(f"{name} has scales that are not over 0")
+    if (last == "scales" or last in module._parameters) and not bool(tensor.isfinite().all()):
+        raise Damaged(f"{name} has numbers that are not finite")
     if last not in module._parameters:
         module._buffers[last] = tensor
         return

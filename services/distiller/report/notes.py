@@ -1,4 +1,4 @@
-"""What was measured already, as files of the report's directory: a part that is there is not measured again.
+"""What was measured already, as files of the report's directory: a part that is there, and whole, is not measured again.
 
 NAME.json     a part that was measured at once
 NAME.jsonl    a part that was measured a batch at a time, with a batch in each line
@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,15 +28,14 @@ class Notes:
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The part of this name, which is measured if it is not there."""
-        file = self.root / f"{name}.json"
-        if not file.exists():
-            write_whole(file, dumped(measure()))
-        found: dict[str, Any] = json.loads(file.read_bytes())
+        if self.missing(name):
+            write_whole(self.root / f"{name}.json", dumped(measure()))
+        found: dict[str, Any] = json.loads((self.root / f"{name}.json").read_bytes())
         return found
 
     def missing(self, *names: str) -> list[str]:
         """Those parts of them that are not measured at all."""
-        return [name for name in names if not (self.root / f"{name}.json").exists()]
+        return [name for name in names if not self._there(name)]
 
     def complete(self, name: str, batches: int) -> bool:
         """Whether all batches of a part are there: what it is measured with need not be loaded then."""
@@ -55,12 +55,27 @@ class Notes:
                     os.fsync(notes.fileno())
                 yield json.loads(lines[number])
 
+    def _there(self, name: str) -> bool:
+        try:
+            return _is(dict, (self.root / f"{name}.json").read_bytes())
+        except FileNotFoundError:
+            return False
+
     def _lines(self, name: str) -> list[bytes]:
         try:
             lines = (self.root / f"{name}.jsonl").read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return []
-        return [line for line in lines if line.endswith(b"\n")]
+        return list(takewhile(lambda line: line.endswith(b"\n") and _is(list, line), lines))
+
+
+def _is(kind: type, text: bytes) -> bool:
+    """Whether a text is JSON of that kind, and not empty."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(found, kind) and bool(found)
 
 
 def dumped(value: Any, indent: int | None = 1) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ladr.config import load
 from ladr.config_distiller import DistillerSettings
 from services.common.telemetry import quieten
-from services.distiller.place import DONE, FAILED, STOPPED, Place
+from services.distiller.place import DONE, FAILED, FULL, STOPPED, Place, disk_full
 from services.distiller.refused import Refused
 from services.distiller.spec import Spec
 from services.distiller.trainer import launch
@@ -73,10 +73,25 @@ def work(place: Place, spec: Spec, settings: DistillerSettings, stop: Stop, prog
             return (
                 STOPPED  # for want of the others, that had stopped; what is wrong beyond that shows at the next start
             )
-        told.write_failure(*explain(error))
-        return FAILED
+        return failed(told, *explain(error))
     return DONE
 
 
+def failed(place: Place, reason: str, message: str) -> int:
+    """Leave word of why; the exit status."""
+    try:
+        place.write_failure(reason, message)
+    except OSError as error:
+        if disk_full(error):
+            return FULL
+        raise
+    return FAILED
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if status == FULL:
+        os._exit(
+            FULL
+        )  # the usual way out writes what is left of the log, and where that fails it has a status of its own
+    sys.exit(status)

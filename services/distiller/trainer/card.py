@@ -92,6 +92,19 @@ def sums(directory: Path) -> str:
     return "".join(f"{_hash(file)}  {file.relative_to(directory).as_posix()}\n" for file in files)
 
 
+def whole(directory: Path) -> bool:
+    """Whether each file there but the card is as it was written; the card gains figures."""
+    try:
+        written = (directory / SUMS).read_text()
+        return _but_card(written) == _but_card(sums(directory))
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _but_card(written: str) -> list[str]:
+    return [line for line in written.splitlines() if not line.endswith(f"  {CARD}")]
+
+
 def _figures(figures: Mapping[str, Any]) -> list[str]:
     """What the report found, as rows of a table."""
     rows = [f"| {name} | {value:.4g} |" for name, value in figures.items() if isinstance(value, int | float)]

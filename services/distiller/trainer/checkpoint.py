@@ -5,12 +5,15 @@ checkpoints/step-00000050/
     optimizer.safetensors  AdamW's moments and step, as "exp_avg.NAME", of all that has had a gradient
     random.safetensors     the states of torch's generators
     state.json             step, tokens, position in the data, the state of Python's generator
+    digests.json           of those four files
 
-A checkpoint takes its name only when all of it is on the disk. The newest two are kept; one that cannot be read is passed over.
+A checkpoint takes its name only when all of it is on the disk. The newest two are kept; one that is not as it was written is
+passed over.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import random
@@ -21,13 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from services.distiller.trainer.directory import new_directory
 from services.distiller.trainer.ranks import Ranks, like, whole
 
 KEPT = 2
+FILES = ("model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json")
+_DIGESTS = "digests.json"
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 log = logging.getLogger(__name__)
 
@@ -58,29 +63,36 @@ def save(root: Path, progress: Progress, trained: Mapping[str, Any], optimizer: 
     if not ranks.first:
         return
     path = root / f"step-{progress.step:08d}"
-    shutil.rmtree(path, ignore_errors=True)  # one that could not be read
+    shutil.rmtree(path, ignore_errors=True)  # one that was passed over
     with new_directory(path) as new:
         save_file(weights, new / "model.safetensors")
         save_file(moments, new / "optimizer.safetensors")
         save_file(_generators(), new / "random.safetensors")
         (new / "state.json").write_text(json.dumps({**asdict(progress), "random": random.getstate()}))
+        seal(new)
     for old in _all(root)[KEPT:]:
         shutil.rmtree(old)
 
 
 def newest(root: Path) -> Path | None:
-    """The newest checkpoint that can be read whole."""
+    """The newest checkpoint that is as it was written."""
     for path in _all(root):
         try:
-            json.loads((path / "state.json").read_bytes())
-            for name in ("model", "optimizer", "random"):
-                with safe_open(path / f"{name}.safetensors", "pt"):
-                    pass
-        except (OSError, ValueError, SafetensorError) as error:
+            found = [
+                name for name, one in json.loads((path / _DIGESTS).read_bytes()).items() if one == _digest(path / name)
+            ]
+        except (OSError, ValueError, AttributeError) as error:
             log.warning("checkpoint %s is passed over, it cannot be read: %s", path.name, error)
             continue
-        return path
+        if set(found) == set(FILES):
+            return path
+        log.warning("checkpoint %s is passed over, of its files only %s are whole", path.name, found)
     return None
+
+
+def seal(path: Path) -> None:
+    """Write down what the files of a checkpoint are."""
+    (path / _DIGESTS).write_text(json.dumps({name: _digest(path / name) for name in FILES}))
 
 
 def load(path: Path, trained: Mapping[str, Any], optimizer: Any) -> Progress:
@@ -106,6 +118,11 @@ def load(path: Path, trained: Mapping[str, Any], optimizer: Any) -> Progress:
     version, words, gauss = state.pop("random")
     random.setstate((version, tuple(words), gauss))
     return Progress(**state)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "blake2b").hexdigest()
 
 
 def _gathered(tensors: Mapping[str, Any], ranks: Ranks) -> dict[str, Any]:

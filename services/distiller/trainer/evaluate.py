@@ -39,10 +39,11 @@ def evaluate(job: Job) -> None:
     let_go(job.device)
     if not job.ranks.first:
         return
-    if (job.place.report / "report.json").exists():
+    notes = Notes(job.place.report)
+    if not notes.missing("report"):
         job.meter.begin(DistillPhase.DISTILL_PHASE_EVALUATE, 1, 1)
         return
-    m = Measuring(job, Notes(job.place.report))
+    m = Measuring(job, notes)
     if job.of_images:
         job.meter.begin(DistillPhase.DISTILL_PHASE_EVALUATE, IMAGE_STEPS + 1)
         _write(job, {**image_report(m), **_common(job)})

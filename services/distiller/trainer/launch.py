@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.distiller.place import DONE, FAILED, STOPPED, Place
+from services.distiller.place import DONE, FAILED, FULL, STOPPED, Place
 from services.distiller.trainer.stop import Stop
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,8 @@ def _watch(place: Place, children: list[subprocess.Popen[bytes]], stop: Stop) ->
 
 def _ended(place: Place, rank: int, status: int) -> int:
     """The job's status, where a process ended so; and why, unless a signal ended it."""
+    if status == FULL:
+        return FULL
     known = failure_of(place, rank).read_failure()
     if known is None and status < 0:
         log.warning("process %d was ended by signal %d; SIGKILL: most likely for want of memory", rank, -status)

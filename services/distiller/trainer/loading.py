@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from services.distiller.students import Made
 from services.distiller.trainer import models
 from services.distiller.trainer.directory import new_directory
 from services.distiller.trainer.fingerprint import fingerprint
+from services.distiller.trainer.initial import read_notes, write_notes
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.shelf import Shelf
 
@@ -32,6 +32,7 @@ def load(job: Job, where: str, make: Callable[[], tuple[Made, int]]) -> None:
 
     Args: make: makes the student, and says how many logits are compared.
     Raises: Refused: DATA_CHANGED, TEACHER_CHANGED: what an earlier start made and stored is of other records, or of another.
+        JOB_DAMAGED: it is not as it was written.
     """
     initial = job.place.initial
     top_k = job.spec.objective.teacher_top_k
@@ -43,7 +44,7 @@ def load(job: Job, where: str, make: Callable[[], tuple[Made, int]]) -> None:
         made, vocabulary = make()
         with new_directory(initial) as new:
             made.model.float().save_pretrained(new)
-            notes = {
+            made_of = {
                 "layer_map": made.layer_map,
                 "heads": made.heads,
                 "vocabulary": vocabulary,
@@ -51,9 +52,9 @@ def load(job: Job, where: str, make: Callable[[], tuple[Made, int]]) -> None:
                 "data": job.corpus.digest,
                 "teacher": fingerprint(where),
             }
-            (new / "student.json").write_text(json.dumps(notes))
+            write_notes(new, made_of)
     job.ranks.wait()
-    notes = json.loads((initial / "student.json").read_bytes())
+    notes = read_notes(initial)
     if notes["data"] != job.corpus.digest:
         raise Refused(
             "DATA_CHANGED",

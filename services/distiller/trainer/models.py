@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -21,6 +22,7 @@ from transformers import (
 )
 
 from ladr.config_distiller import DistillerSettings
+from services.common import weights as files
 from services.common.int8.notes import is_there
 from services.common.sources import locate
 from services.distiller.refused import Refused
@@ -39,17 +41,21 @@ def find(source: str, settings: DistillerSettings) -> str:
 
 
 def config(where: str) -> Any:
-    return _read(AutoConfig, where)
+    """Raises: Refused: there is none, or it makes no sense."""
+    with _refusing():
+        return files.config(AutoConfig, where)
 
 
 def tokenizer(where: str) -> Any:
     """Raises: Refused: there is none."""
-    return _read(AutoTokenizer, where)
+    with _refusing(), files.readable(where):
+        return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
 
 
 def image_processor(where: str) -> Any:
     """What makes pixels of pictures. Raises: Refused: there is none."""
-    return _read(AutoImageProcessor, where, backend="pil")
+    with _refusing(), files.readable(where):
+        return AutoImageProcessor.from_pretrained(where, trust_remote_code=False, backend="pil")
 
 
 def of_images(config: Any) -> bool:
@@ -65,14 +71,15 @@ def classifies(config: Any) -> bool:
 def weights(where: str, dtype: torch.dtype | str = "auto") -> Any:
     """The model, on the processor. `dtype` "auto": as it was saved.
 
-    Raises: Refused: it cannot be read, or is in 8 bits.
+    Raises: Refused: it cannot be read, its weights do not fit its configuration, or it is in 8 bits.
     """
     if is_there(Path(where)):
         raise Refused("MODEL_UNREADABLE", "the model is in 8 bits: give the one that it was made of")
     kind: Any = AutoModelForCausalLM
-    if of_images(found := config(where)):
+    if pictures := of_images(found := config(where)):
         kind = AutoModelForImageClassification if classifies(found) else AutoModel
-    return _read(kind, where, dtype=dtype, use_safetensors=True)
+    with _refusing():
+        return files.network(kind, where, pictures, dtype=dtype, use_safetensors=True)
 
 
 def ends(where: str, tokens: Any) -> tuple[int, ...]:
@@ -85,15 +92,16 @@ def ends(where: str, tokens: Any) -> tuple[int, ...]:
     return tuple(sorted({int(one) for one in [*given, tokens.eos_token_id] if one is not None}))
 
 
-def _read(kind: Any, where: str, **options: Any) -> Any:
+@contextmanager
+def _refusing() -> Iterator[None]:
     try:
-        return kind.from_pretrained(where, trust_remote_code=False, **options)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:  # as the files are broken
-        log.warning("%s does not read the model: %s", kind.__name__, error)
+        yield
+    except files.Unreadable as error:
+        log.warning("the model is not read: %s", error)
         raise Refused(
             "MODEL_UNREADABLE",
-            "the model cannot be read: give a directory with config.json, safetensors and tokenizer (of an image encoder: image"
-            " processor), or a GGUF file",
+            f"the model cannot be read ({error}): give a directory with config.json, safetensors and tokenizer (of an image"
+            " encoder: image processor), or a GGUF file",
         ) from error
 
 
@@ -118,11 +126,14 @@ def _converted(directory: Path, name: str, cache: Path) -> Path:
 
 def _convert(directory: str, name: str, to: Path) -> None:
     try:
-        read = AutoModelForCausalLM.from_pretrained(directory, gguf_file=name, dtype=torch.float32)
-        tokens = AutoTokenizer.from_pretrained(directory, gguf_file=name)
-    except (OSError, ValueError, KeyError) as error:
+        read = files.network(AutoModelForCausalLM, directory, gguf_file=name, dtype=torch.float32)
+        with files.readable(directory):
+            tokens = AutoTokenizer.from_pretrained(directory, gguf_file=name)
+    except files.Unreadable as error:
         log.warning("the GGUF file is not read: %s", error)
-        raise Refused("MODEL_UNREADABLE", "the GGUF file cannot be read: give the model as safetensors") from error
+        raise Refused(
+            "MODEL_UNREADABLE", f"the GGUF file cannot be read ({error}): give the model as safetensors"
+        ) from error
     del read.config.quantization_config  # it says GGUF, and then the model counts as one that cannot be saved
     plain = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
     plain.load_state_dict(read.state_dict())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from services.distiller.objective.batch import Batch
 from services.distiller.place import Place
 from services.distiller.trainer import models
 from services.distiller.trainer.batches import batch, chunks
-from services.distiller.trainer.card import complete
+from services.distiller.trainer.card import complete, whole
 from services.distiller.trainer.directory import new_directory
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.loading import dtype
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def quantize(job: Job) -> None:
-    """Write `student-int8/`; where an earlier start has written it, it stays. The first process does it alone.
+    """Write `student-int8/`; what an earlier start has written stays, unless it is damaged. The first process does it alone.
 
     Raises: Stopped: between two pieces of work; it begins anew then.
     """
@@ -40,6 +41,10 @@ def quantize(job: Job) -> None:
     let_go(job.device)
     total = 2 + len(spec.repairs)
     job.meter.begin(DistillPhase.DISTILL_PHASE_QUANTIZE, total)
+    if job.ranks.first and not whole(job.place.student_int8):
+        shutil.rmtree(job.place.student_int8, ignore_errors=True)
+        (job.place.report / "report.json").unlink(missing_ok=True)  # it speaks of this form
+    job.ranks.wait()  # the others wait for what is whole
     if job.ranks.first and not job.place.student_int8.is_dir():
         _write(job)
     job.wait_for(job.place.student_int8)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+
 from ladr.v1.distiller_pb2 import DistillPhase
-from services.distiller.trainer import models
-from services.distiller.trainer.card import complete
+from services.distiller.trainer import card, models
 from services.distiller.trainer.directory import new_directory
 from services.distiller.trainer.job import Job
 from services.distiller.trainer.loading import dtype
@@ -12,9 +13,11 @@ from services.distiller.trainer.ranks import whole
 
 
 def save(job: Job) -> None:
-    """Write `student/`, in the type that was computed in; where an earlier start has written it, it stays."""
+    """Write `student/`, in the type that was computed in; what an earlier start has written stays, unless it is damaged."""
     job.meter.begin(DistillPhase.DISTILL_PHASE_SAVE, 1)
-    if not job.place.student.is_dir():
+    there = card.whole(job.place.student)
+    job.ranks.wait()  # nobody writes before all have looked
+    if not there:
         weights = {name: whole(one) for name, one in job.student.named_parameters()}
         if job.ranks.first:
             _write(job, weights)
@@ -31,7 +34,9 @@ def _write(job: Job, weights: dict[str, object]) -> None:
     if not job.of_images:
         own = plain.generation_config  # the teacher's: its temperature and penalties are meant for this vocabulary, too
         own.eos_token_id, own.pad_token_id, own.bos_token_id = list(job.ends), job.padding, job.tokenizer.bos_token_id
+    shutil.rmtree(job.place.student, ignore_errors=True)
+    (job.place.report / "report.json").unlink(missing_ok=True)  # put together anew, it writes its figures on the card
     with new_directory(job.place.student) as new:
         plain.save_pretrained(new)
         job.tokenizer.save_pretrained(new)
-        complete(new, job)
+        card.complete(new, job)

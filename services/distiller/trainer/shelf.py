@@ -1,21 +1,26 @@
 """The teacher's most likely tokens, on disk: written once, read in any order, never held whole.
 
 taught/
-    RANK-00000.safetensors   keys [documents, 2], starts [documents + 1], ids [tokens, k], log_probabilities [tokens, k]
-    complete.json            once all is there
+    RANK-00000.safetensors   keys [documents, 2], starts [documents + 1], ids [tokens, k], log_probabilities [tokens, k]; and
+                             their digest, in its header
+    complete.json            once all is there: the names of all shards
 
-A document has as many tokens here as it has scored ones.
+A document has as many tokens here as it has scored ones. A shard that is not as it was written counts as not there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from services.distiller.place import write_whole
@@ -24,10 +29,12 @@ from services.distiller.trainer.directory import sync
 SHARD_VALUES = 4 << 20
 """Values (tokens × k) after which a shard is written: 64 MiB."""
 Key = tuple[int, int]
+_TENSORS = ("keys", "starts", "ids", "log_probabilities")
+log = logging.getLogger(__name__)
 
 
 class Shelf:
-    """What is stored in a directory. One that writes gathers at most a shard in memory.
+    """What is stored in a directory; damaged shards are taken away. One that writes gathers at most a shard in memory.
 
     Args: name: of the shards that this process writes.
     """
@@ -42,11 +49,17 @@ class Shelf:
 
     @staticmethod
     def complete(root: Path) -> bool:
-        return (root / "complete.json").is_file()
+        """Whether all is there, as it was written."""
+        try:
+            names = json.loads((root / "complete.json").read_bytes())["shards"]
+            return bool(names) and all(_whole(root / name) for name in names)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def finish(self) -> None:
         """Say that all is there."""
-        write_whole(self._root / "complete.json", b"{}")
+        names = sorted(path.name for path in self._root.glob("*.safetensors"))
+        write_whole(self._root / "complete.json", json.dumps({"shards": names}).encode())
 
     def keys(self) -> Iterable[Key]:
         """The documents that are stored."""
@@ -64,7 +77,8 @@ class Shelf:
         """Write what was added as a shard."""
         if not self._keys:
             return
-        number = len(list(self._root.glob(f"{self._name}-*.safetensors")))
+        last = max(self._root.glob(f"{self._name}-*.safetensors"), default=None)
+        number = int(last.stem.rpartition("-")[2]) + 1 if last else 0
         path = self._root / f"{self._name}-{number:05d}.safetensors"
         starts = np.cumsum([0, *(len(ids) for ids, _ in self._parts)])
         tensors = {
@@ -74,7 +88,7 @@ class Shelf:
             "log_probabilities": torch.cat([values for _, values in self._parts]),
         }
         new = path.with_suffix(".new")
-        save_file(tensors, new)
+        save_file(tensors, new, {"digest": _digest({name: one.numpy() for name, one in tensors.items()})})
         sync(new)
         new.rename(path)
         sync(self._root)
@@ -101,7 +115,13 @@ class Shelf:
 
     def _index(self) -> None:
         """Where each document is, by its key: shard, and first and last token there. 40 bytes a document."""
-        self._shards = sorted(self._root.glob("*.safetensors"))
+        self._shards = []
+        for path in sorted(self._root.glob("*.safetensors")):
+            if _whole(path):
+                self._shards.append(path)
+            else:
+                log.warning("%s is not as it was written: the teacher says it again", path.name)
+                path.unlink(missing_ok=True)
         known, places = [np.empty((0, 2), dtype=np.int64)], [np.empty((0, 3), dtype=np.int64)]
         for number, path in enumerate(self._shards):
             with safe_open(path, "np") as file:
@@ -111,3 +131,30 @@ class Shelf:
         all_known, all_places = np.concatenate(known), np.concatenate(places)
         order = np.lexsort((all_known[:, 1], all_known[:, 0]))
         self._known, self._places = all_known[order], all_places[order]
+
+
+def _whole(path: Path) -> bool:
+    """Whether a shard is as it was written."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return False
+    return _read_whole(path, facts.st_size, facts.st_mtime_ns)
+
+
+@lru_cache(maxsize=1 << 16)
+def _read_whole(path: Path, _size: int, _changed_ns: int) -> bool:
+    """The same, of a file that is read once as long as it stays what it is."""
+    try:
+        with safe_open(path, "np") as file:
+            written = (file.metadata() or {}).get("digest")
+            return written == _digest({name: file.get_tensor(name) for name in _TENSORS})
+    except (OSError, SafetensorError):
+        return False
+
+
+def _digest(tensors: Mapping[str, Any]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in _TENSORS:
+        digest.update(np.ascontiguousarray(tensors[name]).data)
+    return digest.hexdigest()

@@ -241,8 +241,10 @@ class SqliteStore:
 
     async def _run(self, work: Callable[[], T]) -> T:
         """Do it on the thread; it is done to its end also if its caller is cancelled."""
+        done = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # its caller may have left
         try:
-            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+            return await asyncio.shield(done)
         except sqlite3.OperationalError as error:
             raise (full() if "full" in str(error) else unavailable()) from error
         except (sqlite3.DatabaseError, OSError) as error:

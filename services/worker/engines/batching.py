@@ -41,10 +41,10 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Step:
-    """A token that a step gave to a sequence, as its `length`th."""
+    """A token that a step gave to a sequence, as its `length`th; None: the model's logits are not finite, there is none."""
 
     sequence: Sequence
-    token: int
+    token: int | None
     logprob: TokenLogprob | None
     length: int
 
@@ -188,14 +188,24 @@ class Batch:
         extra = max((len(made) for made in proposed.values()), default=0)
         tokens = [[self._rows[row].tokens[reader.done[row]], *proposed.get(row, [0] * extra)] for row in range(count)]
         logits = reader.read(slice(0, count), tokens, reader.done[:count], keep=extra + 1)
-        return [step for row in ready for step in self._take(row, logits[row], proposed.get(row, []))]
+        finite = logits.amax(-1).isfinite().tolist()  # NaN is the largest where there is one; −inf alone is no rival
+        return [step for row in ready for step in self._take(row, logits[row], finite[row], proposed.get(row, []))]
 
-    def _take(self, row: int, logits: torch.Tensor, proposed: list[int]) -> list[Step]:
-        """Draw a row's next tokens from logits [1 + proposed…, vocabulary], for as long as the proposals are what is drawn."""
+    def _take(self, row: int, logits: torch.Tensor, finite: list[bool], proposed: list[int]) -> list[Step]:
+        """Draw a row's next tokens from logits [1 + proposed…, vocabulary], for as long as the proposals are what is drawn.
+
+        Of logits that are not finite none is drawn, and what is in the row's cache is wiped out: a later row of that place
+        would multiply it by 0, which stays NaN.
+        """
         sequence = self._rows[row]
         before = len(sequence.tokens)
         steps: list[Step] = []
         for place in range(len(proposed) + 1):
+            if not finite[place]:
+                steps.append(Step(sequence, None, None, len(sequence.tokens)))
+                for reader in self._readers():
+                    reader.wipe(row)
+                break
             token, logprob = _draw(logits[place], sequence, len(sequence.tokens))
             sequence.tokens.append(token)
             steps.append(Step(sequence, token, logprob, len(sequence.tokens)))

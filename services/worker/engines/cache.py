@@ -66,6 +66,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no t
             self.keys[target] = self.keys[source]
             self.values[target] = self.values[source]
 
+    def wipe(self, row: int) -> None:
+        """Zeros in place of a row."""
+        if self.is_initialized:
+            self.keys[row] = 0
+            self.values[row] = 0
+
 
 class Reader:
     """The model and its cache. Not thread-safe: one thread calls it.
@@ -95,6 +101,12 @@ class Reader:
                 layer.move(last, row)
             self.done[row] = self.done[last]
         self.done.pop()
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
+    def wipe(self, row: int) -> None:
+        """Leave no number of a row behind, which is of no use then."""
+        for layer in self._layers:
+            layer.wipe(row)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
     def read(self, rows: slice, tokens: Items[Items[int]], starts: Items[int], keep: int = 1) -> torch.Tensor:

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ladr.config import ModelSettings, WorkerSettings
 from ladr.errors import EngineFailed, InvalidRequest, LadrError
+from services.common import weights as files
 from services.common.int8 import form as int8
 from services.common.int8.notes import Damaged, is_there
 from services.common.sources import locate
@@ -36,6 +37,7 @@ log = structlog.get_logger()
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CLOSE_S = 10.0
 _FAILED = EngineFailed("the engine failed on this request")
+_BROKEN = EngineFailed("the model gives no finite logits: its weights are broken")
 
 
 @dataclass(eq=False)
@@ -141,22 +143,23 @@ class TransformersEngine:
     def _read(self, name: str, source: str, field: str) -> tuple[Any, Any]:
         """Network and tokenizer of a source. Raises: InvalidRequest, NotFound: by that field."""
         where, gguf = locate(source, self._settings.model_root, self._settings.allow_hub)
-        options: dict[str, Any] = {"trust_remote_code": False, **({"gguf_file": gguf} if gguf else {})}
+        options: dict[str, Any] = {"gguf_file": gguf} if gguf else {}
         try:
-            config = AutoConfig.from_pretrained(where, **options)
-            tokenizer = AutoTokenizer.from_pretrained(where, **options)
+            config = files.config(AutoConfig, where, **options)
+            with files.readable(where):
+                tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
             _refuse_other_caches(config)
             if not gguf and is_there(Path(where)):
                 return int8.read(Path(where), self._dtype(config), self._device), tokenizer
-            weights = AutoModelForCausalLM.from_pretrained(
-                where, dtype=self._dtype(config), **options, **({} if gguf else {"use_safetensors": True})
+            weights = files.network(
+                AutoModelForCausalLM, where, dtype=self._dtype(config), **(options or {"use_safetensors": True})
             )
         except Damaged as error:
             raise InvalidRequest(f"the {field} is damaged: {error}", field=field) from error
-        except (OSError, ValueError) as error:
-            log.warning("model_unreadable", model=name, reason=str(error)[:500])
+        except files.Unreadable as error:
+            log.warning("model_unreadable", model=name, reason=str(error))
             raise InvalidRequest(
-                f"the {field} is no model that transformers can load from safetensors or GGUF", field=field
+                f"the {field} is no model that transformers can load from safetensors or GGUF: {error}", field=field
             ) from error
         return weights.to(self._device).eval().requires_grad_(False), tokenizer
 
@@ -285,6 +288,10 @@ class _Model(threading.Thread):
         running = self._running.get(sequence)
         if running is None:
             return  # it ended with a token before, in the same step
+        if step.token is None:
+            running.answer.emit(_BROKEN)
+            self._drop(running)
+            return
         made = step.length - sequence.prompt_length
         if step.token in self._ends:
             self._end(running, End("stop", sequence.prompt_length, made - 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,16 @@ def tensors(directory: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     save_file(found, directory / "model-00000.safetensors")
 
 
+def fill(directory: Path, name: str, value: float) -> None:
+    """One number of a tensor is another."""
+    tensors(directory, lambda one: one[name].view(-1)[3:4].fill_(value))
+
+
+def configure(directory: Path, **values: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no notes": (lambda at: (at / "int8.json").unlink(), "int8.json cannot be read"),
     "no JSON": (lambda at: (at / "int8.json").write_text("{"), "not as it was written"),
@@ -102,6 +113,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "another shape": (lambda at: tensors(at, lambda one: one.update({f"{LAYER}.scales": torch.ones(3)})), "scales is"),
     "floats": (lambda at: tensors(at, lambda one: one.update({f"{LAYER}.weight": torch.ones(32, 16)})), "weight is"),
     "no config": (lambda at: (at / "config.json").unlink(), "cannot be read"),
+    "no heads": (lambda at: configure(at, num_attention_heads=0), "cannot be read: ZeroDivisionError"),
+    "no number": (lambda at: fill(at, f"{LAYER}.scales", math.nan), "scales has scales that are not over 0"),
+    "no end": (lambda at: fill(at, f"{LAYER}.scales", math.inf), "scales has numbers that are not finite"),
+    "zero": (lambda at: fill(at, f"{LAYER}.scales", 0.0), "scales has scales that are not over 0"),
+    "turned round": (lambda at: fill(at, f"{LAYER}.scales", -1.0), "scales has scales that are not over 0"),
+    "a norm of none": (lambda at: fill(at, "model.norm.weight", math.nan), "weight has numbers that are not finite"),
 }
 
 
@@ -111,6 +128,17 @@ def test_a_damaged_or_foreign_directory_is_refused_with_what_is_wrong(damage: st
     spoil, said = DAMAGE[damage]
     spoil(tmp_path)
     with pytest.raises(Damaged, match=said):
+        read(tmp_path)
+
+
+def test_want_of_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(*made("w8a8", True), tmp_path)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("services.common.int8.form._fill", full)
+    with pytest.raises(torch.OutOfMemoryError):
         read(tmp_path)
 
 

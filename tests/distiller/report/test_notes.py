@@ -43,6 +43,20 @@ def test_a_part_is_measured_once(tmp_path: Path) -> None:
     assert notes.missing("a", "b") == ["b"]
 
 
+@pytest.mark.parametrize("harm", [b"", b"{", b"{}", b"[]", b"\0\0\0", b"\xff"])
+def test_a_part_that_does_not_parse_is_measured_again(tmp_path: Path, harm: bytes) -> None:
+    notes = Notes(tmp_path)
+    notes.once("a", lambda: {"x": 1})
+    list(notes.each("b", [1, 2, 3], lambda batch: [batch]))
+    (tmp_path / "a.json").write_bytes(harm)
+    lines = (tmp_path / "b.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "b.jsonl").write_bytes(b"".join([lines[0], harm + b"\n", lines[2]]))
+    assert notes.missing("a") == ["a"]
+    assert notes.once("a", lambda: {"x": 2}) == {"x": 2}
+    assert not notes.complete("b", 2)
+    assert list(notes.each("b", [1, 2, 3], lambda batch: [10 * batch])) == [[1], [20], [30]]
+
+
 @pytest.mark.parametrize("cut", range(12))
 def test_batches_that_are_whole_are_kept_and_the_torn_one_is_measured_again(tmp_path: Path, cut: int) -> None:
     notes, batches = Notes(tmp_path), [[1, 2], [3, 4], [5]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from ladr.v1.distiller_pb2 import DistillPhase
+from services.common.int8.notes import read_notes
 from services.distiller.machine import Die
 from services.distiller.outcome import outcome
 from services.distiller.place import DONE, FAILED, STOPPED, Place
@@ -48,6 +50,59 @@ def test_a_job_that_samples_from_its_student_goes_on_with_the_same_samples(works
     assert workshop.run(stopped) == DONE
     assert weights(stopped) == weights(whole)
     assert {"task" in losses for losses in curve(whole).values()} == {True, False}  # its own words are not its task
+
+
+def test_what_was_damaged_and_can_be_made_again_is_made_again(workshop: Workshop) -> None:
+    wanted = {"objective": {"teacher_top_k": 8}, "int8": {"kind": "weight_only", "threshold": 10.0}}
+    whole, damaged = workshop.job("whole", **wanted), workshop.job("damaged", **wanted)
+    assert workshop.run(whole) == DONE
+
+    def same() -> bool:
+        def content(root: Path) -> dict[str, bytes]:
+            return {file.name: file.read_bytes() for file in root.iterdir() if file.suffix == ".safetensors"}
+
+        kept = [(one.student, one.student_int8, one.taught) for one in (whole, damaged)]
+        return all(content(one) == content(other) for one, other in zip(*kept, strict=True))
+
+    assert workshop.run(damaged, StopsAfter(damaged, 6)) == STOPPED
+    shard = next(damaged.taught.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-64] + bytes(64))
+    (damaged.checkpoints / "step-00000006" / "state.json").write_text("{}")
+    assert workshop.run(damaged) == DONE
+    training = [one for one in progress(damaged) if one.phase == DistillPhase.DISTILL_PHASE_TRAIN and one.losses]
+    assert min(one.step for one in training if one.start == 2) == 5, "from the checkpoint before"
+    assert same()
+
+    model = damaged.student / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-64] + bytes(64))
+    assert workshop.run(damaged) == DONE
+    assert same()
+    assert "| kl |" in (damaged.student / "README.md").read_text()
+    (damaged.student_int8 / "int8.json").write_text("{}")
+    for part in ("report.json", "agreement-student.json"):
+        (damaged.report / part).write_text("{")
+    assert workshop.run(damaged) == DONE
+    assert same()
+    assert read_notes(damaged.student_int8).kind == "weight_only"
+    reports = [json.loads((one.report / "report.json").read_bytes()) for one in (whole, damaged)]
+    assert reports[0]["figures"]["kl"] == reports[1]["figures"]["kl"]
+
+
+@pytest.mark.parametrize("file", ["student.json", "model.safetensors", "config.json"])
+def test_a_student_that_was_damaged_before_its_first_step_is_told_by_its_directory(
+    workshop: Workshop, file: str
+) -> None:
+    place = workshop.job()
+    assert workshop.run(place, StopsAfter(place, 2)) == STOPPED
+    content = (place.initial / file).read_bytes()
+    for harm in (b"", b"{}", content[:-64] + bytes(64)):
+        (place.initial / file).write_bytes(harm)
+        assert workshop.run(place) == FAILED
+        failure = place.read_failure()
+        assert failure is not None
+        assert failure.reason == "JOB_DAMAGED"
+        assert "initial/" in failure.message
+        assert "new job" in failure.message
 
 
 class StopsAfter(Stop):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -121,15 +122,25 @@ def test_a_checkpoint_brings_everything_back(tmp_path: Path) -> None:
             assert torch.equal(other.state[others[name]][kind], value)
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"])
-def test_a_torn_checkpoint_is_passed_over_and_the_newest_two_are_kept(tmp_path: Path, file: str) -> None:
+HARM: dict[str, Callable[[bytes], bytes]] = {
+    "torn": lambda content: content[:-3],
+    "empty": lambda _: b"",
+    "other numbers": lambda content: content[:-8] + b"\xff" * 8,
+    "{}": lambda _: b"{}",
+    "[]": lambda _: b"[]",
+}
+
+
+@pytest.mark.parametrize("file", [*checkpoint.FILES, "digests.json"])
+@pytest.mark.parametrize("harm", HARM)
+def test_a_damaged_checkpoint_is_passed_over_and_the_newest_two_are_kept(tmp_path: Path, file: str, harm: str) -> None:
     parameters, optimizer = trained(0)
     for step in (1, 2, 3):
         checkpoint.save(tmp_path, Progress(step, 0, {}), parameters, optimizer, Ranks())
     (tmp_path / "step-00000009.new").mkdir()
     assert sorted(path.name for path in tmp_path.glob("step-*[0-9]")) == ["step-00000002", "step-00000003"]
     torn = tmp_path / "step-00000003" / file
-    torn.write_bytes(torn.read_bytes()[:-3])
+    torn.write_bytes(HARM[harm](torn.read_bytes()))
     assert checkpoint.newest(tmp_path) == tmp_path / "step-00000002"
     checkpoint.save(tmp_path, Progress(3, 0, {}), parameters, optimizer, Ranks())
     assert checkpoint.newest(tmp_path) == tmp_path / "step-00000003"
@@ -207,6 +218,33 @@ def test_stored_logits_come_back_by_document(
         assert torch.equal(values, known[key][1])
     with pytest.raises(KeyError):
         reader.get((1, 0))
+
+
+@pytest.mark.parametrize("harm", [*HARM, "gone"])
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_damaged_shard_of_stored_logits_counts_as_not_there(
+    tmp_path: Path, harm: str, complete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf, "SHARD_VALUES", 1)  # each document has a shard of its own
+    writer, said = Shelf(tmp_path), {(number, 0): (torch.ones(4, 2), torch.rand(4, 2)) for number in range(3)}
+    for key, values in said.items():
+        writer.put(key, *values)
+    if complete:
+        writer.finish()
+    assert Shelf.complete(tmp_path) is complete
+    file = tmp_path / "0-00001.safetensors"
+    if harm == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(HARM[harm](file.read_bytes()))
+    assert not Shelf.complete(tmp_path)
+    again = Shelf(tmp_path)
+    assert list(again.keys()) == [(0, 0), (2, 0)]
+    again.put((1, 0), *said[1, 0])
+    again.finish()
+    assert Shelf.complete(tmp_path)
+    for key, (_, values) in said.items():
+        assert torch.equal(Shelf(tmp_path).get(key)[1], values)
 
 
 def test_a_sampled_answer_takes_the_old_ones_room_and_ends_where_it_ends() -> None:

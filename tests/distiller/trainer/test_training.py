@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import subprocess
 from typing import Any
 
 import pytest
@@ -22,11 +23,15 @@ from transformers import (
 
 from ladr.v1.distiller_pb2 import DistillPhase
 from services.distiller.data.corpus import scan
-from services.distiller.place import DONE, FAILED, Place
-from services.distiller.trainer import loading, train
+from services.distiller.machine import Fail
+from services.distiller.outcome import outcome
+from services.distiller.place import DONE, FAILED, FULL, Place
+from services.distiller.trainer import checkpoint, loading, train
 from services.distiller.trainer.failures import explain
+from services.distiller.trainer.launch import failure_of
 from tests.distiller import tiny
 from tests.distiller.trainer.conftest import Workshop, curve, progress, weights
+from tests.processes import ROOT
 
 
 def failure(place: Place) -> tuple[str, str]:
@@ -239,6 +244,9 @@ def test_a_student_of_another_vocabulary_is_refused_before_the_first_step(worksh
         ({"data": {"sequence_tokens": 512}}, "CONTEXT_TOO_SHORT"),
         ({"student": {"layers": 9}}, "LAYERS_MISMATCH"),
         ({"teacher": "torn"}, "MODEL_UNREADABLE"),
+        ({"teacher": "shallow"}, "MODEL_UNREADABLE"),
+        ({"teacher": "headless"}, "MODEL_UNREADABLE"),
+        ({"student": {"kind": "model", "source": "shallow"}}, "MODEL_UNREADABLE"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_first_step(
@@ -251,6 +259,9 @@ def test_what_does_not_fit_is_refused_before_the_first_step(
     (workshop.root / "models" / "empty").mkdir()
     torn = tiny.save(workshop.root / "models" / "torn") / "model.safetensors"
     torn.write_bytes(torn.read_bytes()[:-100])
+    for name, change in (("shallow", {"num_hidden_layers": 6}), ("headless", {"num_attention_heads": 0})):
+        file = tiny.save(workshop.root / "models" / name) / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     place = workshop.job(**changes)
     assert workshop.run(place) == FAILED
     assert failure(place)[0] == reason
@@ -282,6 +293,7 @@ def test_a_loss_that_is_no_number_names_its_step(workshop: Workshop) -> None:
     content = bytearray(path.read_bytes())
     content[-4:] = b"\xff\xff\xff\xff"  # not a number
     path.write_bytes(content)
+    checkpoint.seal(path.parent)
     assert workshop.run(place) == FAILED
     reason, message = failure(place)
     assert reason == "NOT_FINITE"
@@ -308,3 +320,18 @@ def test_a_full_disk_is_told_from_other_failures() -> None:
         assert reason == "DISK_FULL"
         assert "resume" in message
     assert explain(FileNotFoundError(errno.ENOENT, "gone"))[0] == "TRAINER_FAILED"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_disk_so_full_that_not_even_that_can_be_written_has_a_status(workshop: Workshop, processes: int) -> None:
+    place = workshop.job(teacher="absent", training={"processes": processes})
+    for one in (place, *(failure_of(place, rank) for rank in range(processes))):
+        one.root.mkdir(parents=True, exist_ok=True)
+        one.failure.with_name("failure.json.new").symlink_to("/dev/full")
+    with open("/dev/full", "w") as full:  # noqa: PTH123  # the log's disk, too
+        command = workshop.command(place)
+        ended = subprocess.run(command, env=workshop.environment, cwd=ROOT, stdout=full, timeout=60, check=False)
+    assert ended.returncode == FULL
+    event = outcome(place, ended.returncode, told=False, start=1, models=workshop.root / "models")
+    assert isinstance(event, Fail)
+    assert event.failure.reason == "DISK_FULL"
