@@ -39,7 +39,7 @@ async def test_a_student_is_published_and_watched_to_the_end(mesh: Fleet, there:
     lines = [line.split("  ") for line in out.splitlines()]
     assert [(line[0], line[1]) for line in lines][-1] == ("succeeded", "100 %")
     assert [line[1] for line in lines if line[0] == "running"] == ["0 %", "20 %", "20 %", "100 %"]
-    assert lines[-1][4].startswith("stage 2 of 2 (100 %) is passed, the last one")
+    assert lines[-1][4].startswith("stage 2 of 2 (100 %) is passed with ") and "the last one" in lines[-1][4]
     await mesh.set_split({})
     code, out, err = await run(there, "rollouts")
     assert code == 0

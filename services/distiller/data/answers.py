@@ -295,6 +295,6 @@ def _why(count: Count) -> str:
         return "every answer was cut off: begin a new job with more data.answer_tokens"
     cut = f"{count.cut} answers were cut off at data.answer_tokens, and " if count.cut else ""
     return (
-        f"no record was answered: {cut}{count.failed} failed, the last one with: {count.reason}; see to the router's workers,"
-        " then resume the job"
+        f"no record was answered: {cut}{count.failed} failed, the last one with: {count.reason}; see to"
+        " data.answers_from and the router's workers, then resume the job"
     )

@@ -111,10 +111,11 @@ def decide(rules: Rules, standing: Standing, now_s: float) -> Decision:
     lasted_s = max(0.0, now_s - standing.began_s)
     waits = _waits(rules, student, base if comes else None, lasted_s) or _doubtful(rules, student, base)
     if not waits:
+        passed = f"{what} is passed with {student.succeeded} answered, {student.failed} failed"
         if standing.stage + 1 == len(rules.stages):
-            return Succeed(f"{what} is passed, the last one")
+            return Succeed(f"{passed}, the last one")
         following = rules.stages[standing.stage + 1]
-        return Advance(standing.stage + 1, f"{what} is passed; now {_percent(following)}")
+        return Advance(standing.stage + 1, f"{passed}; now {_percent(following)}")
     if lasted_s >= rules.timeout_s:
         return RollBack(f"{what} took longer than {rules.timeout_s:g} s: {waits}")
     return Stay(f"{what}: {waits}")
