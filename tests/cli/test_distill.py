@@ -157,7 +157,7 @@ async def test_a_terminal_has_a_bar_a_curve_and_leaves_the_job_running_at_contro
 
 
 async def test_a_watch_outlives_a_restart_of_the_service(tmp_path: Path) -> None:
-    service = process(tmp_path)
+    service, watch = process(tmp_path), None
     try:
         await service.start()
         async with Client(service.address) as client:
@@ -178,6 +178,9 @@ async def test_a_watch_outlives_a_restart_of_the_service(tmp_path: Path) -> None
         assert rows[-1].startswith("student: ")
     finally:
         await service.kill()
+        if watch and watch.returncode is None:
+            watch.kill()
+            await watch.communicate()
 
 
 async def test_a_spec_that_is_no_text_is_misuse_in_one_line(there: Client, tmp_path: Path) -> None:

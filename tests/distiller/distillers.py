@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ladr import Client
 from ladr.config import DistillerSettings
 from ladr.distill_calls import distill_state
+from ladr.errors import Unreachable
 from ladr.v1 import distiller_pb2 as pb
 from services.distiller.app import App
 from tests.processes import Process
@@ -78,11 +79,13 @@ def spec(play: str = "", steps: int = 10, checkpoint_steps: int = 5, **training:
 async def until(
     client: Client, job_id: str, enough: Callable[[pb.DistillJob], bool], within_s: float = 20
 ) -> pb.DistillJob:
-    """Wait until a job is as is wished."""
+    """Wait until a job is as is wished; also over a restart of the service, by which one call may be lost."""
     async with asyncio.timeout(within_s):
-        while not enough(job := await client.get_distill_job(job_id)):  # noqa: ASYNC110  # another process's state
+        while True:
+            with suppress(Unreachable):
+                if enough(job := await client.get_distill_job(job_id)):
+                    return job
             await asyncio.sleep(0.02)
-    return job
 
 
 async def ended(client: Client, job_id: str, within_s: float = 20) -> pb.DistillJob:
