@@ -7,7 +7,6 @@ again finds what was answered meanwhile.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -35,6 +34,7 @@ from ladr.sync_client import SyncClient
 from ladr.v1 import generation_pb2, generations_pb2
 from services.distiller.data.corpus import LINE_BYTES
 from services.distiller.data.record import Broken, Record, read
+from services.distiller.digest import sha256
 from services.distiller.refused import Refused
 
 WINDOW = 64
@@ -116,7 +116,7 @@ def gather(
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     lines = target.with_name("log.jsonl")
-    count = _resumed(lines, _digest(source))
+    count = _resumed(lines, sha256(source))
     ask = _Asking(asked, router, check)
     waiting: deque[tuple[int, list[dict[str, str]]]] = deque()
     prompts = _prompts(source, count.all)
@@ -268,11 +268,6 @@ def _resumed(lines: Path, digest: str) -> Count:
         if not whole:
             file.write(json.dumps({"source": digest}).encode() + b"\n")
     return count
-
-
-def _digest(source: Path) -> str:
-    with source.open("rb") as file:
-        return hashlib.file_digest(file, hashlib.sha256).hexdigest()
 
 
 def _finish(lines: Path, target: Path) -> None:

@@ -70,9 +70,8 @@ def work(place: Place, spec: Spec, settings: DistillerSettings, stop: Stop, prog
         else:
             log.exception("the job failed")
         if stop.requested and spec.training.processes > 1:
-            return (
-                STOPPED  # for want of the others, that had stopped; what is wrong beyond that shows at the next start
-            )
+            # for want of the others, that had stopped; what is wrong beyond that shows at the next start
+            return STOPPED
         return failed(told, *explain(error))
     return DONE
 
@@ -91,7 +90,6 @@ def failed(place: Place, reason: str, message: str) -> int:
 if __name__ == "__main__":
     status = main()
     if status == FULL:
-        os._exit(
-            FULL
-        )  # the usual way out writes what is left of the log, and where that fails it has a status of its own
+        # the usual way out writes what is left of the log, and where that fails it has a status of its own
+        os._exit(FULL)
     sys.exit(status)

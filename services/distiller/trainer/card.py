@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import yaml
 
 from services.common.int8.notes import Notes, is_there, read_notes
+from services.distiller.digest import sha256
 from services.distiller.place import write_whole
 from services.distiller.spec import Objective
 from services.distiller.trainer.job import Job
@@ -89,7 +89,7 @@ def objective(of: Objective) -> str:
 def sums(directory: Path) -> str:
     """SHA-256 of each file there, as `sha256sum` writes and checks it."""
     files = sorted(file for file in directory.rglob("*") if file.is_file() and file.name != SUMS)
-    return "".join(f"{_hash(file)}  {file.relative_to(directory).as_posix()}\n" for file in files)
+    return "".join(f"{sha256(file)}  {file.relative_to(directory).as_posix()}\n" for file in files)
 
 
 def whole(directory: Path) -> bool:
@@ -138,8 +138,3 @@ def _losses(job: Job) -> list[str]:
         return []
     parts = ", ".join(f"{name} {loss:.4g}" for name, loss in sorted(last.losses.items()))
     return [f"- **Last losses**, by part, at step {last.step} after {last.tokens} tokens: {parts}"]
-
-
-def _hash(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

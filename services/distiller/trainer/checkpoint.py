@@ -13,7 +13,6 @@ passed over.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import random
@@ -27,6 +26,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from services.distiller.digest import sha256
 from services.distiller.trainer.directory import new_directory
 from services.distiller.trainer.ranks import Ranks, like, whole
 
@@ -79,7 +79,7 @@ def newest(root: Path) -> Path | None:
     for path in _all(root):
         try:
             found = [
-                name for name, one in json.loads((path / _DIGESTS).read_bytes()).items() if one == _digest(path / name)
+                name for name, one in json.loads((path / _DIGESTS).read_bytes()).items() if one == sha256(path / name)
             ]
         except (OSError, ValueError, AttributeError) as error:
             log.warning("checkpoint %s is passed over, it cannot be read: %s", path.name, error)
@@ -92,7 +92,7 @@ def newest(root: Path) -> Path | None:
 
 def seal(path: Path) -> None:
     """Write down what the files of a checkpoint are."""
-    (path / _DIGESTS).write_text(json.dumps({name: _digest(path / name) for name in FILES}))
+    (path / _DIGESTS).write_text(json.dumps({name: sha256(path / name) for name in FILES}))
 
 
 def load(path: Path, trained: Mapping[str, Any], optimizer: Any) -> Progress:
@@ -118,11 +118,6 @@ def load(path: Path, trained: Mapping[str, Any], optimizer: Any) -> Progress:
     version, words, gauss = state.pop("random")
     random.setstate((version, tuple(words), gauss))
     return Progress(**state)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "blake2b").hexdigest()
 
 
 def _gathered(tensors: Mapping[str, Any], ranks: Ranks) -> dict[str, Any]:
